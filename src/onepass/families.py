@@ -1,0 +1,95 @@
+"""The kernel families: what each can do, and its reasons where it cannot.
+
+A family is data: a name, the module that runs it, and `unsupported`. A new one joins by standing in FAMILIES; no caller changes.
+Its module is imported on first use and offers `infer`, `forward` and `backward`, each of which takes a Plan and a NormProblem and returns
+a callable on tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from .device import Device
+from .problem import NormProblem
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Family:
+    name: str
+    module: str  # relative to onepass
+    about: str
+    unsupported: Callable[[NormProblem, Device, str], list[str]]
+    variant: Callable[[NormProblem], str] = lambda problem: ""
+
+
+def aten_variant(problem: NormProblem) -> str:
+    """Which of torch's kernels computes this view and parameter map: "rows", "row_groups", "channels", "given"; "" for none."""
+    x, p = problem.x, problem.param
+    if x is None or p is None:
+        return ""
+    packed = (x.reps * x.sets * x.run, x.sets * x.run, x.run, 1)
+    sizes = (x.outer, x.reps, x.sets, x.run)
+    if any(size > 1 and stride != dense for size, stride, dense in zip(sizes, x.strides, packed)):
+        return ""
+    if x.outer == 1 and x.sets > 1 and (p.a, p.b, p.c, p.d) == (0, 0, 1, 0):
+        return "given" if problem.given else "channels"
+    if problem.given or not problem.spec.centered or x.reps > 1 or x.sets > 1:
+        return ""
+    if not problem.affine or (p.a == 0 and problem.param_size == x.run):
+        return "rows"
+    per_row = x.run // p.channel_run if p.d else 1
+    grouped = p.every == 1 and p.a == (per_row if p.period > 1 else 0) and p.d == (1 if per_row > 1 else 0)
+    return "row_groups" if grouped else ""
+
+
+def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    """torch's own kernels, where they meet the error budget. The budget was measured on 2026-11-15, torch 2.13, x86-64."""
+    if device.kind != "cpu":
+        return [f"torch's kernels were held against the error budget on the CPU only, this is {device.kind}"]
+    if problem.x is None:
+        return [_no_view(problem)]
+    variant = aten_variant(problem)
+    if not variant:
+        return ["none of torch's kernels walks this view with this parameter map"]
+    half = problem.dtype in (torch.float16, torch.bfloat16)
+    reasons = []
+    if variant == "channels":
+        if problem.x.run == 1:
+            reasons.append("torch's channels-last batch statistics exceed the error budget (8.8x in float32)")
+        if half:
+            reasons.append("torch's half-type batch statistics exceed the error budget (1.7x with float32 parameters)")
+        if prod(problem.shape) == problem.x.sets:
+            reasons.append("torch hands out the unbiased variance, and one value per set has none")
+    elif problem.track:
+        reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
+    if direction == BACKWARD and variant == "rows" and half:
+        reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
+    if direction == BACKWARD and variant == "given":
+        reasons.append("torch's backward by given statistics needs the variance, and rstd is what is saved")
+    return reasons
+
+
+def _formula(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    return [] if problem.x is not None else [_no_view(problem)]
+
+
+def _no_view(problem: NormProblem) -> str:
+    return "x has no elements" if 0 in problem.shape else f"no four-axis view of strides {problem.stride}"
+
+
+def _reference(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    return []
+
+
+# In order of preference; a cost model replaces the order once families compete.
+FAMILIES = (
+    Family("aten", "cpu.aten", "torch's own kernel on the view", _aten, aten_variant),
+    Family("formula", "cpu.formula", "our formula on the view, block by block", _formula),
+    Family("reference", "cpu.definition", "the definition on logical axes", _reference),
+)

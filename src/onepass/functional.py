@@ -1,0 +1,162 @@
+"""torch.nn.functional's norms, with its signatures and semantics: check, define, call. No arithmetic on x happens here.
+
+Two differences from torch, both deliberate: the output keeps the input's memory format, and double backward is right everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import check, ops, spec
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "layer_norm2d", "rms_norm"]
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """y = (x - mean)/sqrt(var + eps)·weight + bias over the last dimensions, `normalized_shape`.
+
+    Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
+    """
+    args = check.shape_of("layer_norm", normalized_shape), eps
+    return ops.norm(_layer_norm, args, *_autocast(input, weight, bias))[0]
+
+
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: tuple[int, ...], eps: float):
+    check.layer_norm(x, normalized_shape, weight, bias)
+    return spec.layer_norm(len(normalized_shape), eps)
+
+
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    """y = x/sqrt(mean(x²) + eps)·weight over the last dimensions; eps defaults to the machine epsilon of the accumulator.
+
+    Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
+    """
+    args = check.shape_of("rms_norm", normalized_shape), eps
+    return ops.norm(_rms_norm, args, *_autocast(input, weight, None))[0]
+
+
+def _rms_norm(x: Tensor, weight: Tensor | None, bias: None, normalized_shape: tuple[int, ...], eps: float | None):
+    check.rms_norm(x, normalized_shape, weight)
+    return spec.rms_norm(len(normalized_shape), torch.finfo(x.dtype).eps if eps is None else eps)
+
+
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor:
+    """y = (x - mean)/sqrt(var + eps)·weight + bias over the C/num_groups channels of a group and all positions of (N, C, *).
+
+    Example: `group_norm(torch.randn(2, 320, 8, 8), 32)`
+    """
+    return ops.norm(_group_norm, (num_groups, eps), *_autocast(input, weight, bias))[0]
+
+
+def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float):
+    check.group_norm(x, num_groups, weight, bias)
+    return spec.group_norm(num_groups, eps)
+
+
+def layer_norm2d(input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+    """LayerNorm over C at each pixel of (N, C, H, W), without permuting copies: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Example: `layer_norm2d(torch.randn(2, 96, 56, 56), torch.ones(96), torch.zeros(96))`
+    """
+    return ops.norm(_layer_norm2d, (eps,), *_autocast(input, weight, bias))[0]
+
+
+def _layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
+    check.layer_norm2d(x, weight, bias)
+    return spec.layer_norm2d(eps)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """y = (x - mean)/sqrt(var + eps)·weight + bias over the positions of each channel of each sample of (N, C, *).
+
+    The running statistics, if any, are updated in place by the batch average of the samples' own; with `use_input_stats=False` they are used
+    instead.
+
+    Example: `instance_norm(torch.randn(2, 64, 32, 32))`
+    """
+    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats)
+    if not use_input_stats:
+        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)[0]
+    y, mean, var = ops.norm(_instance_norm, (eps,), input, weight, bias, track=running_mean is not None)
+    if running_mean is not None and running_var is not None and mean is not None and var is not None and input.numel():
+        _update(running_mean, mean.mean(0), momentum)
+        _update(running_var, _unbiased(var, input).mean(0), momentum)
+    return y
+
+
+def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
+    return spec.instance_norm(eps)
+
+
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """y = (x - mean)/sqrt(var + eps)·weight + bias over the batch and the positions of each channel of (N, C, *).
+
+    In training the batch's statistics are used and the running ones, if any, updated in place by
+    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance; otherwise the running ones are used.
+
+    Example: `batch_norm(torch.randn(8, 64, 32, 32), None, None, training=True)`
+    """
+    check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    if input.dim() < 2:  # only an empty one passes the checks
+        return input * 1 if weight is None else input * weight
+    if not training:
+        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)[0]
+    y, mean, var = ops.norm(_batch_norm, (eps,), input, weight, bias, track=running_mean is not None)
+    if running_mean is not None and running_var is not None and mean is not None and var is not None and input.numel():
+        _update(running_mean, mean, momentum)
+        _update(running_var, _unbiased(var, input), momentum)
+    return y
+
+
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
+    return spec.batch_norm(eps)
+
+
+def _unbiased(var: Tensor, input: Tensor) -> Tensor:
+    """The variance with n/(n - 1), n the size of a set. (13)"""
+    count = input.numel() // max(var.numel(), 1)
+    return var * (count / max(count - 1, 1))
+
+
+def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
+    """running = (1 - momentum)·running + momentum·batch, rounded once. (12)"""
+    batch = batch.reshape(running.shape)
+    running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
+
+
+def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Under CUDA autocast torch runs these norms in float32; on the CPU it leaves them alone."""
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+        return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()
+    return x, weight, bias

@@ -1,0 +1,256 @@
+"""The routes from a call to a kernel, and the registered ops.
+
+- direct: plain tensors outside compile go straight to a ready launcher, through a classic autograd.Function only if a gradient is needed;
+- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
+- reference: functorch transforms and forward-mode AD differentiate the definition itself, as does a backward that is to be differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import reference
+from .device import describe
+from .families import BACKWARD, FORWARD
+from .plan import Asked, Options, current, plan
+from .problem import NormProblem, accumulator, bind
+from .reference import Result
+from .spec import NormSpec
+
+Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec, after every check that shapes and dtypes allow
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+DIRECT, OP, REFERENCE = "direct", "op", "reference"
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def route(*tensors: Tensor | None) -> str:
+    """Which route a call with these tensors takes now."""
+    if torch.compiler.is_compiling():
+        return REFERENCE if torch._C._are_functorch_transforms_active() else OP
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return REFERENCE
+    if torch._C._len_torch_dispatch_stack():
+        return OP
+    for tensor in tensors:
+        if tensor is not None and type(tensor) not in PLAIN:
+            return OP
+    return DIRECT
+
+
+class Ready:
+    """A problem with its launchers: planned once, then called."""
+
+    def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
+        self.problem, self.device, self.options = problem, describe(device), options
+        self.infer = self._launcher("infer")
+
+    def _launcher(self, name: str) -> Callable[..., Any]:
+        direction = BACKWARD if name == "backward" else FORWARD
+        planned = plan(self.problem, self.device, direction, self.options)
+        return getattr(import_module(f".{planned.module}", __package__), name)(planned, self.problem)
+
+    @cached_property
+    def forward(self) -> Callable[..., Result]:
+        return self._launcher("forward")
+
+    @cached_property
+    def backward(self) -> Callable[..., Gradients]:
+        return self._launcher("backward")
+
+
+_ready: dict[tuple[Any, ...], Ready] = {}
+_MOST = 4096  # kinds of call kept ready; serving with ever new shapes must not grow without bound
+
+
+def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device, options: Options) -> Ready:
+    if options.explain:
+        raise Asked(problem, describe(device))
+    if len(_ready) >= _MOST:
+        _ready.clear()
+    found = _ready[key] = Ready(problem, device, options)
+    return found
+
+
+def norm(
+    define: Define,
+    args: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    track: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Normalize x, by `mean` and `var` where they are given. Returns y and, with `track`, mean and biased variance.
+
+    `define(x, weight, bias, *args)` checks its arguments and returns the spec; it runs once per kind of call.
+    """
+    way = route(x, weight, bias)
+    if way is not DIRECT:
+        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, track)
+    options = current.get()
+    key = (
+        define, args, var is None, track, options, x.shape, x.stride(), x.dtype, x.device,
+        None if weight is None else (weight.shape, weight.dtype, weight.device),
+        None if bias is None else (bias.shape, bias.dtype, bias.device),
+    )  # fmt: skip
+    ready = _ready.get(key)
+    if ready is None:
+        problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track)
+        ready = _prepare(key, problem, x.device, options)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+    ):
+        return _Norm.apply(x, weight, bias, mean, var, ready)  # pyright: ignore[reportReturnType]
+    if not track:
+        return ready.infer(x, weight, bias, mean, var), None, None
+    result = ready.forward(x, weight, bias, mean, var)
+    return result.y, result.mean, result.var
+
+
+def _by_spec(
+    way: str,
+    spec: NormSpec,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    track: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if way is OP:
+        y, mean, _, var = torch.ops.onepass.norm(x, weight, bias, mean, var, str(spec), track)
+        return y, mean, var
+    result = reference.forward(spec, x, weight, bias, mean, var)
+    if not track or result.mean is None or result.var is None:
+        return result.y, None, None
+    return result.y, result.mean.detach(), result.var.detach()
+
+
+class _Norm(torch.autograd.Function):
+    """Saves x and the statistics, nothing else of x's size."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mean, var, ready: Ready):  # pyright: ignore[reportIncompatibleMethodOverride]
+        result = ready.forward(x, weight, bias, mean, var)
+        ctx.ready = ready
+        ctx.save_for_backward(x, weight, bias, result.mean, result.rstd)
+        if not ready.problem.track:
+            return result.y, None, None
+        ctx.mark_non_differentiable(result.mean, result.var)
+        return result.y, result.mean, result.var
+
+    @staticmethod
+    def backward(ctx, dy, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        problem = ctx.ready.problem
+        if torch.is_grad_enabled() or route(dy, x, weight) is not DIRECT:
+            grads = _backward(problem.spec, problem.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
+        else:
+            grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
+        return *grads, None, None, None
+
+
+def _backward(
+    spec: NormSpec,
+    given: bool,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor,
+    needs: Sequence[bool],
+) -> Gradients:
+    """The backward of the routes that know a spec but no problem; of the definition where it must be differentiable itself."""
+    if torch.is_grad_enabled() or route(dy, x, weight) is REFERENCE:
+        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs)
+    needs = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
+    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, str(spec), given, needs)
+    dx, dweight, dbias = (grad if needed else None for grad, needed in zip(grads, needs))
+    return dx, dweight, dbias
+
+
+def _bound(spec: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool) -> Ready:
+    """The launchers for an op's operands, without the checks that its caller has made."""
+    options = current.get()
+    problem = bind(NormSpec.parse(spec), x, weight, bias, given, track)
+    key = (problem, x.device, options)
+    return _ready.get(key) or _prepare(key, problem, x.device, options)
+
+
+@torch.library.custom_op("onepass::norm", mutates_args=())
+def _norm_op(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, spec: str, track: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, mean, rstd, var; empty where there is none: no mean without centering or where it was given, var only with `track`."""
+    given = var is not None
+    result = _bound(spec, x, weight, bias, given, track).forward(x, weight, bias, mean, var)
+    none = x.new_empty(0, dtype=accumulator(x.dtype))
+    mean = none if result.mean is None or given else result.mean.contiguous()
+    var = none.clone() if result.var is None or not track else result.var.contiguous()
+    return result.y, mean, result.rstd.contiguous(), var
+
+
+@_norm_op.register_fake
+def _(x, weight, bias, mean, var, spec, track):
+    definition, acc = NormSpec.parse(spec), accumulator(x.dtype)
+    kept, none = definition.kept_shape(x.shape), [0]
+    return (
+        torch.empty_like(x),
+        x.new_empty(kept if definition.centered and var is None else none, dtype=acc),
+        x.new_empty(kept, dtype=acc),
+        x.new_empty(kept if track else none, dtype=acc),
+    )
+
+
+@torch.library.custom_op("onepass::norm_backward", mutates_args=())
+def _norm_backward_op(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor,
+    spec: str,
+    given: bool,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dx, dweight, dbias; empty where `needs` is false."""
+    grads = _bound(spec, x, weight, bias, given, False).backward(dy, x, weight, bias, mean, rstd, needs)
+    dx, dweight, dbias = (x.new_empty(0) if grad is None else grad for grad in grads)
+    return dx, dweight, dbias
+
+
+@_norm_backward_op.register_fake
+def _(dy, x, weight, bias, mean, rstd, spec, given, needs):
+    dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
+    dweight, dbias = (
+        param.new_empty(param.shape) if needed and param is not None else x.new_empty(0)
+        for param, needed in ((weight, needs[1]), (bias, needs[2]))
+    )
+    return dx, dweight, dbias
+
+
+def _save(ctx, inputs, output) -> None:
+    x, weight, bias, mean, var, ctx.spec, _ = inputs
+    ctx.given = var is not None
+    centered = NormSpec.parse(ctx.spec).centered
+    ctx.save_for_backward(x, weight, bias, mean if ctx.given else output[1] if centered else None, output[2])
+
+
+def _op_backward(ctx, dy, *_):
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    spec = NormSpec.parse(ctx.spec)
+    return *_backward(spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3]), None, None, None, None
+
+
+_norm_op.register_autograd(_op_backward, setup_context=_save)

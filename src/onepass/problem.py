@@ -1,0 +1,235 @@
+"""A norm bound to memory: x seen as four axes, and which parameter belongs to which element.
+
+Memory layout lives here and nowhere else. Nothing here touches data: `bind` reads shapes, strides and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, pairwise
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .spec import Axis, NormSpec
+
+
+@dataclass(frozen=True)
+class View:
+    """Memory as x[outer, reps, sets, run]: `reps` and `run` are reduced, `outer` and `sets` are kept. `run` has stride 1."""
+
+    outer: int
+    reps: int
+    sets: int
+    run: int
+    strides: tuple[int, int, int, int]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.outer, self.reps, self.sets, self.run
+
+
+@dataclass(frozen=True)
+class ParamMap:
+    """Which parameter the element (o, r, s, t) uses: (1) in docs/theory.md."""
+
+    every: int
+    period: int
+    a: int
+    b: int
+    c: int
+    channel_run: int
+    d: int
+
+    def index(self, o: int, r: int, s: int, t: int) -> int:
+        return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
+
+    def __str__(self) -> str:
+        terms = []
+        if self.a:
+            o = f"o // {self.every}" if self.every > 1 else "o"
+            terms.append((f"({o} % {self.period})", self.a))
+        terms += [("r", self.b), ("s", self.c)]
+        terms.append((f"(t // {self.channel_run})" if self.channel_run > 1 else "t", self.d))
+        return " + ".join(name if k == 1 else f"{name}·{k}" for name, k in terms if k) or "0"
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """A spec bound to tensors. Two calls with equal problems run the same plan."""
+
+    spec: NormSpec
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    weight: torch.dtype | None
+    bias: torch.dtype | None
+    given: bool  # mean and variance are operands, not computed: evaluation mode
+    track: bool  # the variance is wanted beside rstd, for running statistics
+    x: View | None  # None: this memory has no four-axis view
+    y: View | None
+    stride: tuple[int, ...]  # of x
+    y_stride: tuple[int, ...]  # of y and dx: dense, in the order of x's memory
+    param: ParamMap | None
+    stat_stride: tuple[int, ...]  # of mean and rstd: dense, in the order of x's memory
+    copied: str  # why x must be copied before this view exists, or ""
+
+    @property
+    def acc(self) -> torch.dtype:
+        """The dtype of sums and statistics."""
+        return accumulator(self.dtype)
+
+    @property
+    def stat_shape(self) -> list[int]:
+        return self.spec.kept_shape(self.shape)
+
+    @property
+    def affine(self) -> bool:
+        return self.weight is not None or self.bias is not None
+
+    @property
+    def param_size(self) -> int:
+        """How many elements weight and bias have."""
+        return prod(axis.size for axis in self.spec.factor(self.shape) if axis.param)
+
+    def min_bytes(self, direction: str) -> int:
+        """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once."""
+        params = sum(dtype.itemsize for dtype in (self.weight, self.bias) if dtype) * self.param_size
+        return prod(self.shape) * self.dtype.itemsize * (2 if direction == "forward" else 3) + params
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def bind(
+    spec: NormSpec,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    given: bool = False,
+    track: bool = False,
+) -> NormProblem:
+    """Bind a spec to tensors.
+
+    Example: `bind(spec.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
+    """
+    shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
+    axes = spec.factor(shape)
+    found, copied = _view(axes, stride, y_stride), ""
+    if found is None and stride != y_stride:
+        found, copied = _view(axes, y_stride, y_stride), f"no four-axis view of strides {tuple(stride)}"
+    x_view, y_view, param = found or (None, None, None)
+    return NormProblem(
+        spec=spec,
+        shape=shape,
+        dtype=x.dtype,
+        weight=None if weight is None else weight.dtype,
+        bias=None if bias is None else bias.dtype,
+        given=given,
+        track=track,
+        x=x_view,
+        y=y_view,
+        stride=stride,
+        y_stride=y_stride,
+        param=param,
+        stat_stride=_stat_stride(axes, y_stride),
+        copied=copied if found else "",
+    )
+
+
+def dense_stride(x: Tensor) -> tuple[int, ...]:
+    """The strides of `torch.empty_like(x)`."""
+    return torch.empty_like(x, device="meta").stride()
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """x with these dense strides: itself, or a copy."""
+    if x.stride() == stride:
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+class _Placed(NamedTuple):
+    """An axis of more than one element, placed in the memory of x and y."""
+
+    size: int
+    x: int
+    y: int
+    reduced: bool
+    param: int
+
+
+def _stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
+    """Dense strides for the kept axes, ordered as x orders them: the statistics are then contiguous as (outer, sets)."""
+    kept = [axis for axis in axes if not axis.reduced]
+    strides, step = [0] * len(kept), 1
+    for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
+        strides[i] = step
+        step *= max(kept[i].size, 1)
+    return tuple(strides)
+
+
+def _view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> tuple[View, View, ParamMap] | None:
+    """The best way to cut the axes, in memory order, into outer, reps, sets and run; None where there is no way."""
+    if any(axis.size == 0 for axis in axes):
+        return None
+    placed = [
+        _Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param) for a in axes if a.size > 1
+    ]
+    placed.sort(key=lambda axis: axis.y, reverse=True)
+    best, found = None, None
+    for i, j, k in combinations_with_replacement(range(len(placed) + 1), 3):
+        cut = placed[:i], placed[i:j], placed[j:k], placed[k:]
+        view = _fit(cut)
+        if view is None:
+            continue
+        # A long run first, then few axes, then outer rather than sets.
+        rank = (view[0].run, -sum(map(bool, cut)), view[0].outer)
+        if best is None or rank > best:
+            best, found = rank, view
+    return found
+
+
+def _fit(cut: tuple[list[_Placed], ...]) -> tuple[View, View, ParamMap] | None:
+    outer, reps, sets, run = cut
+    if any(axis.reduced for axis in outer + sets) or not all(axis.reduced for axis in reps + run):
+        return None
+    sizes = [prod(axis.size for axis in part) for part in cut]
+    x = [_linear([(axis.size, axis.x) for axis in part]) for part in cut]
+    y = [_linear([(axis.size, axis.y) for axis in part]) for part in cut]
+    a = _periodic(outer)
+    b, c = (_linear([(axis.size, axis.param) for axis in part]) for part in (reps, sets))
+    d = _periodic(run)
+    if None in x or None in y or a is None or b is None or c is None or d is None:
+        return None
+    if run and not (x[3] == y[3] == 1 and (not d[2] or d[1] * d[0] == sizes[3])):
+        return None
+    param = ParamMap(every=a[0], period=a[1], a=a[2], b=b, c=c, channel_run=d[0] if d[2] else 1, d=d[2])
+    x_view, y_view = (View(*sizes, strides=tuple(s)) for s in (x, y))  # pyright: ignore[reportArgumentType]
+    return x_view, y_view, param
+
+
+def _linear(axes: list[tuple[int, int]]) -> int | None:
+    """The stride of consecutive (size, stride) axes taken as one; None if they are not evenly spaced."""
+    if any(stride != size * below for (_, stride), (size, below) in pairwise(axes)):
+        return None
+    return axes[-1][1] if axes else 0
+
+
+def _periodic(axes: list[_Placed]) -> tuple[int, int, int] | None:
+    """(every, period, stride) such that index i along these axes uses parameter (i // every % period)·stride; None if no such."""
+    used = [i for i, axis in enumerate(axes) if axis.param]
+    if not used:
+        return 1, 1, 0
+    middle = axes[used[0] : used[-1] + 1]
+    stride = _linear([(axis.size, axis.param) for axis in middle])
+    if stride is None or any(not axis.param for axis in middle):
+        return None
+    return prod(axis.size for axis in axes[used[-1] + 1 :]), prod(axis.size for axis in middle), stride
