@@ -28,12 +28,12 @@ def total(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def average(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return total(x, dims) / prod(x.shape[dim] for dim in dims)
+    return total(x, dims) / prod([x.shape[dim] for dim in dims])
 
 
 def moments(x: Tensor, dims: Sequence[int], centered: bool = True) -> Moments:
     """Two passes over x: the mean, then the squares of what is left. (2), (3)"""
-    count = prod(x.shape[dim] for dim in dims)
+    count = prod([x.shape[dim] for dim in dims])
     mean = average(x, dims) if centered else None
     return Moments(count, mean, total((x if mean is None else x - mean).square(), dims))
 

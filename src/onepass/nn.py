@@ -69,11 +69,11 @@ class LayerNorm2d(nn.LayerNorm):
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        momentum = 0.0 if self.momentum is None else self.momentum
+        momentum: Any = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # cumulative average
-                momentum = 1.0 / float(self.num_batches_tracked)
+            if self.momentum is None:  # a cumulative average; left on the device, where it stalls nothing and compiles whole
+                momentum = self.num_batches_tracked.to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)

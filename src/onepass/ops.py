@@ -127,7 +127,7 @@ def _by_spec(
     track: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if way is OP:
-        y, mean, _, var = torch.ops.onepass.norm(x, weight, bias, mean, var, str(spec), track)
+        y, mean, _, var = torch.ops.onepass.norm(x, weight, bias, mean, var, *spec.pack(), track)
         return y, mean, var
     result = reference.forward(spec, x, weight, bias, mean, var)
     if not track or result.mean is None or result.var is None:
@@ -152,11 +152,16 @@ class _Norm(torch.autograd.Function):
     def backward(ctx, dy, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, mean, rstd = ctx.saved_tensors
         problem = ctx.ready.problem
-        if torch.is_grad_enabled() or route(dy, x, weight) is not DIRECT:
+        if torch.is_grad_enabled() or _batched(dy) or route(dy, x, weight) is not DIRECT:
             grads = _backward(problem.spec, problem.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
         else:
             grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
         return *grads, None, None, None
+
+
+def _batched(dy: Tensor) -> bool:
+    """Whether dy is a batch of gradients: `is_grads_batched` runs a backward under a vmap that is not functorch's."""
+    return torch._C._functorch.is_legacy_batchedtensor(dy)
 
 
 def _backward(
@@ -171,29 +176,37 @@ def _backward(
     needs: Sequence[bool],
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem; of the definition where it must be differentiable itself."""
-    if torch.is_grad_enabled() or route(dy, x, weight) is REFERENCE:
+    if torch.is_grad_enabled() or _batched(dy) or route(dy, x, weight) is REFERENCE:
         return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs)
     needs = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
-    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, str(spec), given, needs)
+    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, needs)
     dx, dweight, dbias = (grad if needed else None for grad, needed in zip(grads, needs))
     return dx, dweight, dbias
 
 
-def _bound(spec: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool) -> Ready:
+def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
     options = current.get()
-    problem = bind(NormSpec.parse(spec), x, weight, bias, given, track)
+    problem = bind(spec, x, weight, bias, given, track)
     key = (problem, x.device, options)
     return _ready.get(key) or _prepare(key, problem, x.device, options)
 
 
 @torch.library.custom_op("onepass::norm", mutates_args=())
 def _norm_op(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, spec: str, track: bool
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    words: str,
+    sizes: Sequence[int],
+    eps: float,
+    track: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, mean, rstd, var; empty where there is none: no mean without centering or where it was given, var only with `track`."""
     given = var is not None
-    result = _bound(spec, x, weight, bias, given, track).forward(x, weight, bias, mean, var)
+    result = _bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, track).forward(x, weight, bias, mean, var)
     none = x.new_empty(0, dtype=accumulator(x.dtype))
     mean = none if result.mean is None or given else result.mean.contiguous()
     var = none.clone() if result.var is None or not track else result.var.contiguous()
@@ -201,12 +214,12 @@ def _norm_op(
 
 
 @_norm_op.register_fake
-def _(x, weight, bias, mean, var, spec, track):
-    definition, acc = NormSpec.parse(spec), accumulator(x.dtype)
-    kept, none = definition.kept_shape(x.shape), [0]
+def _(x, weight, bias, mean, var, words, sizes, eps, track):
+    spec, acc = NormSpec.unpack(words, sizes, eps), accumulator(x.dtype)
+    kept, none = spec.kept_shape(x.shape), [0]
     return (
         torch.empty_like(x),
-        x.new_empty(kept if definition.centered and var is None else none, dtype=acc),
+        x.new_empty(kept if spec.centered and var is None else none, dtype=acc),
         x.new_empty(kept, dtype=acc),
         x.new_empty(kept if track else none, dtype=acc),
     )
@@ -220,18 +233,20 @@ def _norm_backward_op(
     bias: Tensor | None,
     mean: Tensor | None,
     rstd: Tensor,
-    spec: str,
+    words: str,
+    sizes: Sequence[int],
+    eps: float,
     given: bool,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx, dweight, dbias; empty where `needs` is false."""
-    grads = _bound(spec, x, weight, bias, given, False).backward(dy, x, weight, bias, mean, rstd, needs)
+    grads = _bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, False).backward(dy, x, weight, bias, mean, rstd, needs)
     dx, dweight, dbias = (x.new_empty(0) if grad is None else grad for grad in grads)
     return dx, dweight, dbias
 
 
 @_norm_backward_op.register_fake
-def _(dy, x, weight, bias, mean, rstd, spec, given, needs):
+def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, given, needs):
     dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
     dweight, dbias = (
         param.new_empty(param.shape) if needed and param is not None else x.new_empty(0)
@@ -241,16 +256,14 @@ def _(dy, x, weight, bias, mean, rstd, spec, given, needs):
 
 
 def _save(ctx, inputs, output) -> None:
-    x, weight, bias, mean, var, ctx.spec, _ = inputs
-    ctx.given = var is not None
-    centered = NormSpec.parse(ctx.spec).centered
-    ctx.save_for_backward(x, weight, bias, mean if ctx.given else output[1] if centered else None, output[2])
+    x, weight, bias, mean, var, words, sizes, eps, _ = inputs
+    ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps), var is not None
+    ctx.save_for_backward(x, weight, bias, mean if ctx.given else output[1] if ctx.spec.centered else None, output[2])
 
 
 def _op_backward(ctx, dy, *_):
-    x, weight, bias, mean, rstd = ctx.saved_tensors
-    spec = NormSpec.parse(ctx.spec)
-    return *_backward(spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3]), None, None, None, None
+    grads = _backward(ctx.spec, ctx.given, dy, *ctx.saved_tensors, ctx.needs_input_grad[:3])
+    return *grads, None, None, None, None, None, None
 
 
 _norm_op.register_autograd(_op_backward, setup_context=_save)

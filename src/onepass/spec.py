@@ -5,10 +5,8 @@ Here belong the definitions of the norms and nothing about any one tensor: sizes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -41,23 +39,27 @@ class NormSpec:
     eps: float = 1e-5
     centered: bool = True
 
-    def __str__(self) -> str:
-        """The spec as one line, which `parse` reads back: this is how it travels through a registered op."""
-        sizes = " ".join(f"{name}={size}" for name, size in self.sizes)
-        return " | ".join((self.axes, self.reduced, self.params, sizes, repr(float(self.eps)), repr(self.centered)))
+    def pack(self) -> tuple[str, list[int], float]:
+        """The spec as plain values, numbers apart from words (under compile they may be symbols): how it travels through an op."""
+        names = " ".join([name for name, _ in self.sizes])
+        words = " | ".join([self.axes, self.reduced, self.params, names, "centered" if self.centered else ""])
+        return words, [size for _, size in self.sizes], self.eps
 
     @staticmethod
-    @lru_cache(maxsize=None)
-    def parse(text: str) -> NormSpec:
-        axes, reduced, params, sizes, eps, centered = text.split(" | ")
-        pairs = (pair.split("=") for pair in sizes.split())
-        return NormSpec(axes, reduced, params, tuple((n, int(s)) for n, s in pairs), float(eps), centered == "True")
+    def unpack(words: str, sizes: Sequence[int], eps: float) -> NormSpec:
+        axes, reduced, params, names, centered = (word.strip() for word in words.split("|"))
+        return NormSpec(axes, reduced, params, tuple(zip(names.split(), sizes)), eps, centered == "centered")
+
+    def __str__(self) -> str:
+        sizes = "".join(f", {name}={size}" for name, size in self.sizes)
+        moments = "mean and variance" if self.centered else "mean square"
+        return f"[{self.axes}]{sizes}: {moments} over {self.reduced}, parameters per {self.params}, eps {self.eps:g}"
 
     def factor(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """The axes of a tensor of this shape, in logical order."""
         given = dict(self.sizes)
         dims = _dims(self.axes)
-        spread = len(shape) - sum(not dim[0].startswith("*") for dim in dims)  # dimensions the starred word stands for
+        spread = len(shape) - len([dim for dim in dims if not dim[0].startswith("*")])  # dimensions the starred word stands for
         named: list[tuple[str, int, int, int]] = []  # name, size, dim, within
         at = 0
         for dim in dims:
@@ -65,7 +67,7 @@ class NormSpec:
                 named += [(dim[0], shape[i], i, 1) for i in range(at, at + spread)]
                 at += spread
                 continue
-            known = prod(given[name] for name in dim if name in given)
+            known = prod([given[name] for name in dim if name in given])
             if shape[at] % known:
                 raise ValueError(f"dimension {at} of shape {list(shape)} is not divisible by {known}, as {self.axes!r} needs")
             sizes = [given.get(name, shape[at] // known) for name in dim]
@@ -78,10 +80,17 @@ class NormSpec:
         return [axis.size for axis in self.factor(shape) if not axis.reduced]
 
 
-@lru_cache(maxsize=None)
-def _dims(axes: str) -> tuple[tuple[str, ...], ...]:
-    """The names in each dimension: "n (g k) *l" is (n,), (g, k), (*l,)."""
-    return tuple(tuple(word.strip("()").split()) for word in re.findall(r"\([^)]*\)|\S+", axes))
+def _dims(axes: str) -> list[list[str]]:
+    """The names in each dimension: "n (g k) *l" is [[n], [g, k], [*l]]."""
+    dims: list[list[str]] = []
+    inside = False
+    for word in axes.split():
+        if inside:
+            dims[-1].append(word.strip("()"))
+        else:
+            dims.append([word.strip("()")])
+        inside = (inside or word.startswith("(")) and not word.endswith(")")
+    return dims
 
 
 def _with_params(named: list[tuple[str, int, int, int]], reduced: list[str], params: list[str]) -> tuple[Axis, ...]:
@@ -92,7 +101,7 @@ def _with_params(named: list[tuple[str, int, int, int]], reduced: list[str], par
         for i in reversed([i for i, axis in enumerate(named) if axis[0] == word]):
             strides[i] = step
             step = step * named[i][1]
-    return tuple(Axis(size, dim, within, name in reduced, p) for (name, size, dim, within), p in zip(named, strides))
+    return tuple([Axis(size, dim, within, name in reduced, p) for (name, size, dim, within), p in zip(named, strides)])
 
 
 def layer_norm(rank: int, eps: float = 1e-5) -> NormSpec:
