@@ -26,8 +26,10 @@ def layer_norm(
 
     Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
     """
-    args = check.shape_of("layer_norm", normalized_shape), eps
-    return ops.norm(_layer_norm, args, *_autocast(input, weight, bias))[0]
+    shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("layer_norm", normalized_shape)
+    if input.is_cuda:
+        input, weight, bias = _autocast(input, weight, bias)
+    return ops.norm(_layer_norm, (shape, eps), input, weight, bias)
 
 
 def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: tuple[int, ...], eps: float):
@@ -42,8 +44,10 @@ def rms_norm(
 
     Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
     """
-    args = check.shape_of("rms_norm", normalized_shape), eps
-    return ops.norm(_rms_norm, args, *_autocast(input, weight, None))[0]
+    shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("rms_norm", normalized_shape)
+    if input.is_cuda:
+        input, weight, _ = _autocast(input, weight, None)
+    return ops.norm(_rms_norm, (shape, eps), input, weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, bias: None, normalized_shape: tuple[int, ...], eps: float | None):
@@ -58,7 +62,9 @@ def group_norm(
 
     Example: `group_norm(torch.randn(2, 320, 8, 8), 32)`
     """
-    return ops.norm(_group_norm, (num_groups, eps), *_autocast(input, weight, bias))[0]
+    if input.is_cuda:
+        input, weight, bias = _autocast(input, weight, bias)
+    return ops.norm(_group_norm, (num_groups, eps), input, weight, bias)
 
 
 def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float):
@@ -71,7 +77,9 @@ def layer_norm2d(input: Tensor, weight: Tensor | None = None, bias: Tensor | Non
 
     Example: `layer_norm2d(torch.randn(2, 96, 56, 56), torch.ones(96), torch.zeros(96))`
     """
-    return ops.norm(_layer_norm2d, (eps,), *_autocast(input, weight, bias))[0]
+    if input.is_cuda:
+        input, weight, bias = _autocast(input, weight, bias)
+    return ops.norm(_layer_norm2d, (eps,), input, weight, bias)
 
 
 def _layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
@@ -98,9 +106,11 @@ def instance_norm(
     """
     check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats)
     if not use_input_stats:
-        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)[0]
-    y, mean, var = ops.norm(_instance_norm, (eps,), input, weight, bias, track=running_mean is not None)
-    if running_mean is not None and running_var is not None and mean is not None and var is not None and input.numel():
+        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
+    if running_mean is None or running_var is None:
+        return ops.norm(_instance_norm, (eps,), input, weight, bias)
+    y, mean, var = ops.norm_tracked(spec.instance_norm(eps), input, weight, bias)
+    if input.numel():
         _update(running_mean, mean.mean(0), momentum)
         _update(running_var, _unbiased(var, input).mean(0), momentum)
     return y
@@ -131,9 +141,11 @@ def batch_norm(
     if input.dim() < 2:  # only an empty one passes the checks
         return input * 1 if weight is None else input * weight
     if not training:
-        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)[0]
-    y, mean, var = ops.norm(_batch_norm, (eps,), input, weight, bias, track=running_mean is not None)
-    if running_mean is not None and running_var is not None and mean is not None and var is not None and input.numel():
+        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
+    if running_mean is None or running_var is None:
+        return ops.norm(_batch_norm, (eps,), input, weight, bias)
+    y, mean, var = ops.norm_tracked(spec.batch_norm(eps), input, weight, bias)
+    if input.numel():
         _update(running_mean, mean, momentum)
         _update(running_var, _unbiased(var, input), momentum)
     return y
@@ -157,6 +169,6 @@ def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
 
 def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Under CUDA autocast torch runs these norms in float32; on the CPU it leaves them alone."""
-    if x.is_cuda and torch.is_autocast_enabled("cuda"):
+    if torch.is_autocast_enabled("cuda"):
         return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()
     return x, weight, bias

@@ -28,20 +28,27 @@ Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec, after 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = {Tensor, torch.nn.Parameter}
 
 
-def route(*tensors: Tensor | None) -> str:
+_functorch_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_compiling = torch.compiler.is_dynamo_compiling  # non-strict export, which this misses, shows as a dispatch mode
+
+
+def route(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> str:
     """Which route a call with these tensors takes now."""
-    if torch.compiler.is_compiling():
-        return REFERENCE if torch._C._are_functorch_transforms_active() else OP
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _compiling():
+        return REFERENCE if _functorch_active() else OP
+    if _functorch_active() or forward_ad._current_level >= 0:
         return REFERENCE
-    if torch._C._len_torch_dispatch_stack():
+    if (
+        _dispatch_modes()
+        or type(x) not in PLAIN
+        or (weight is not None and type(weight) not in PLAIN)
+        or (bias is not None and type(bias) not in PLAIN)
+    ):
         return OP
-    for tensor in tensors:
-        if tensor is not None and type(tensor) not in PLAIN:
-            return OP
     return DIRECT
 
 
@@ -50,7 +57,7 @@ class Ready:
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.device, self.options = problem, describe(device), options
-        self.infer = self._launcher("infer")
+        self.infer: Callable[..., Tensor] = self._launcher("infer")
 
     def _launcher(self, name: str) -> Callable[..., Any]:
         direction = BACKWARD if name == "backward" else FORWARD
@@ -70,7 +77,8 @@ _ready: dict[tuple[Any, ...], Ready] = {}
 _MOST = 4096  # kinds of call kept ready; serving with ever new shapes must not grow without bound
 
 
-def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device, options: Options) -> Ready:
+def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -> Ready:
+    options = current.get()
     if options.explain:
         raise Asked(problem, describe(device))
     if len(_ready) >= _MOST:
@@ -87,33 +95,37 @@ def norm(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
-    track: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Normalize x, by `mean` and `var` where they are given. Returns y and, with `track`, mean and biased variance.
+) -> Tensor:
+    """Normalize x, by `mean` and `var` where they are given.
 
     `define(x, weight, bias, *args)` checks its arguments and returns the spec; it runs once per kind of call.
     """
     way = route(x, weight, bias)
     if way is not DIRECT:
-        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, track)
-    options = current.get()
+        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, False)[0]
     key = (
-        define, args, var is None, track, options, x.shape, x.stride(), x.dtype, x.device,
+        define, args, current.get(), var is None, x.shape, x.stride(), x.dtype, x.device,
         None if weight is None else (weight.shape, weight.dtype, weight.device),
         None if bias is None else (bias.shape, bias.dtype, bias.device),
     )  # fmt: skip
     ready = _ready.get(key)
     if ready is None:
-        problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track)
-        ready = _prepare(key, problem, x.device, options)
+        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
-        return _Norm.apply(x, weight, bias, mean, var, ready)  # pyright: ignore[reportReturnType]
-    if not track:
-        return ready.infer(x, weight, bias, mean, var), None, None
-    result = ready.forward(x, weight, bias, mean, var)
-    return result.y, result.mean, result.var
+        return _Norm.apply(x, weight, bias, mean, var, ready)[0]  # pyright: ignore[reportOptionalSubscript]
+    return ready.infer(x, weight, bias, mean, var)
+
+
+def norm_tracked(
+    spec: NormSpec, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize x; returns y, and the mean and biased variance of each set, through which no gradient flows."""
+    way = route(x, weight, bias)
+    if way is not DIRECT:
+        return _by_spec(way, spec, x, weight, bias, None, None, True)
+    return _Norm.apply(x, weight, bias, None, None, _bound(spec, x, weight, bias, False, True))  # pyright: ignore[reportReturnType]
 
 
 def _by_spec(
@@ -125,14 +137,13 @@ def _by_spec(
     mean: Tensor | None,
     var: Tensor | None,
     track: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Any, Any]:
     if way is OP:
         y, mean, _, var = torch.ops.onepass.norm(x, weight, bias, mean, var, *spec.pack(), track)
         return y, mean, var
     result = reference.forward(spec, x, weight, bias, mean, var)
-    if not track or result.mean is None or result.var is None:
-        return result.y, None, None
-    return result.y, result.mean.detach(), result.var.detach()
+    mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
+    return result.y, mean, var
 
 
 class _Norm(torch.autograd.Function):
@@ -186,10 +197,9 @@ def _backward(
 
 def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
-    options = current.get()
     problem = bind(spec, x, weight, bias, given, track)
-    key = (problem, x.device, options)
-    return _ready.get(key) or _prepare(key, problem, x.device, options)
+    key = (problem, x.device, current.get())
+    return _ready.get(key) or _prepare(key, problem, x.device)
 
 
 @torch.library.custom_op("onepass::norm", mutates_args=())

@@ -73,17 +73,14 @@ class NormProblem:
     stride: tuple[int, ...]  # of x
     y_stride: tuple[int, ...]  # of y and dx: dense, in the order of x's memory
     param: ParamMap | None
-    stat_stride: tuple[int, ...]  # of mean and rstd: dense, in the order of x's memory
+    stat_shape: tuple[int, ...]  # of mean and rstd: the kept axes, in logical order
+    stat_stride: tuple[int, ...]  # dense, in the order of x's memory
     copied: str  # why x must be copied before this view exists, or ""
 
     @property
     def acc(self) -> torch.dtype:
         """The dtype of sums and statistics."""
         return accumulator(self.dtype)
-
-    @property
-    def stat_shape(self) -> list[int]:
-        return self.spec.kept_shape(self.shape)
 
     @property
     def affine(self) -> bool:
@@ -135,6 +132,7 @@ def bind(
         stride=stride,
         y_stride=y_stride,
         param=param,
+        stat_shape=tuple(spec.kept_shape(shape)),
         stat_stride=_stat_stride(axes, y_stride),
         copied=copied if found else "",
     )

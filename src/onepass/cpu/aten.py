@@ -23,16 +23,22 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 class _Rows:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
-        self.shape, self.eps = (problem.x.outer, problem.x.run), problem.spec.eps
+        spec = problem.spec
+        if spec.params == spec.reduced and problem.stride == contiguous_stride(problem.shape):
+            self.shape = problem.shape  # as it is, nothing to pack
+            self.tail = problem.shape[-len(spec.reduced.split()) :]
+        else:
+            self.shape, self.tail = (problem.x.outer, problem.x.run), (problem.x.run,)
+        self.column = *self.shape[: len(self.shape) - len(self.tail)], *(1 for _ in self.tail)
+        self.eps = spec.eps
+        self.param_shape = self.tail
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
-        return *torch.native_layer_norm(x, self.shape[1:], weight, bias, self.eps), None
+        return *torch.native_layer_norm(x, self.tail, weight, bias, self.eps), None
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
-        column = self.shape[0], 1
-        return torch.ops.aten.native_layer_norm_backward(
-            dy, x, self.shape[1:], mean.view(column), rstd.view(column), weight, bias, needs
-        )
+        mean, rstd = mean.view(self.column), rstd.view(self.column)
+        return torch.ops.aten.native_layer_norm_backward(dy, x, self.tail, mean, rstd, weight, bias, needs)
 
 
 class _RowGroups:
@@ -41,7 +47,7 @@ class _RowGroups:
         x, p = problem.x, problem.param
         per_row = x.run // p.channel_run if p.d else 1  # parameters in a row
         self.shape = x.outer // p.period, p.period * per_row, x.run // per_row
-        self.groups, self.eps = p.period, problem.spec.eps
+        self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.shape[1:2]
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
         return *torch.native_group_norm(x, weight, bias, *self.shape, self.groups, self.eps), None
@@ -57,7 +63,7 @@ class _Channels:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
         self.shape, self.eps, self.acc = problem.x.sizes[1:], problem.spec.eps, problem.acc
-        self.count = problem.x.reps * problem.x.run
+        self.count, self.param_shape = problem.x.reps * problem.x.run, self.shape[1:2]
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
         # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
@@ -80,10 +86,9 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 
 def infer(plan: Plan, problem: NormProblem):
-    spec = problem.spec
-    if plan.variant == "rows" and spec.params == spec.reduced and problem.stride == contiguous_stride(problem.shape):
-        # Nothing to pack: this is the call that must cost little more than torch's own.
-        tail, eps = problem.shape[-len(spec.reduced.split()) :], spec.eps
+    kernel = KERNELS[plan.variant](problem)
+    if isinstance(kernel, _Rows) and kernel.shape == problem.shape:  # the call that must cost little more than torch's own
+        tail, eps = kernel.tail, kernel.eps
         return lambda x, weight, bias, mean, var: torch.layer_norm(x, tail, weight, bias, eps, False)
     launch = forward(plan, problem)
     return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
@@ -95,12 +100,12 @@ def forward(plan: Plan, problem: NormProblem):
 
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Result:
         if half and weight is None and bias is None:
-            weight = torch.ones(kernel.shape[1], dtype=problem.acc, device=x.device)
-        weight, bias = (None if p is None else p.to(problem.acc).contiguous().view(-1) for p in (weight, bias))
+            weight = torch.ones(kernel.param_shape, dtype=problem.acc, device=x.device)
+        weight, bias = _param(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
         y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel.shape), weight, bias, mean, var)
-        shape, stride = problem.stat_shape, problem.stat_stride
-        mean, var = (None if stat is None else stat.as_strided(shape, stride) for stat in (mean, var))
-        return Result(y.as_strided(problem.shape, problem.y_stride), mean, rstd.as_strided(shape, stride), var)
+        if kernel.shape != problem.shape:
+            y = y.as_strided(problem.shape, problem.y_stride)
+        return Result(y, _kept(mean, problem), rstd.as_strided(problem.stat_shape, problem.stat_stride), _kept(var, problem))
 
     return launch
 
@@ -112,19 +117,30 @@ def backward(plan: Plan, problem: NormProblem):
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, needs: Sequence[bool]
     ) -> Gradients:
         mean, rstd = (laid_out(stat, problem.stat_stride).as_strided((stat.numel(),), (1,)) for stat in (mean, rstd))
-        flat = (None if p is None else p.to(problem.acc).contiguous().view(-1) for p in (weight, bias))
+        params = (_param(p, problem, kernel.param_shape) for p in (weight, bias))
         mask = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
         dy, x = (_packed(t, problem, kernel.shape) for t in (dy, x))
-        dx, dweight, dbias = kernel.backward(dy, x, *flat, mean, rstd, mask)
-        return (
-            dx.as_strided(problem.shape, problem.y_stride) if mask[0] and dx is not None else None,
-            dweight.view_as(weight).to(weight.dtype) if mask[1] and weight is not None and dweight is not None else None,
-            dbias.view_as(bias).to(bias.dtype) if mask[2] and bias is not None and dbias is not None else None,
+        dx, *grads = kernel.backward(dy, x, *params, mean, rstd, mask)
+        dweight, dbias = (
+            grad.view(param.shape).to(param.dtype) if needed and grad is not None and param is not None else None
+            for grad, param, needed in zip(grads, (weight, bias), mask[1:])
         )
+        return dx.as_strided(problem.shape, problem.y_stride) if mask[0] and dx is not None else None, dweight, dbias
 
     return launch
 
 
 def _packed(x: Tensor, problem: NormProblem, shape: Sequence[int]) -> Tensor:
     """x, laid out like y, as a contiguous tensor of the kernel's shape."""
-    return laid_out(x, problem.y_stride).as_strided(shape, contiguous_stride(shape))
+    x = laid_out(x, problem.y_stride)
+    return x if shape == problem.shape else x.as_strided(shape, contiguous_stride(shape))
+
+
+def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> Tensor | None:
+    if param is None or (param.dtype == problem.acc and param.shape == shape and param.is_contiguous()):
+        return param
+    return param.to(problem.acc).contiguous().view(shape)
+
+
+def _kept(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
+    return None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride)

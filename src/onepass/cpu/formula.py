@@ -26,11 +26,14 @@ BLOCK = 1 << 18  # elements
 OUTER = (0, 1, 2)
 REDUCED = (3, 5, 6)
 
-Block = tuple[slice, ...]
+Block = tuple[slice, ...] | None  # None: all of it
 
 
 class _Frame:
-    """The tensors of a problem in these seven axes, without a copy where the view allows."""
+    """The tensors of a problem in these seven axes, without a copy where the view allows, and the blocks to walk them in.
+
+    `blocks` lists blocks of whole sets, each with the blocks in which it is read.
+    """
 
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None and problem.y is not None and problem.param is not None
@@ -44,7 +47,10 @@ class _Frame:
         self.param_size = tuple(n if stride else 1 for n, stride in zip(self.size, varies))
         self.param_stride = varies
         self.shared = tuple(dim for dim, n in enumerate(self.param_size) if n == 1)  # along these, elements share a parameter
-        self.stat_shape = problem.stat_shape
+        everything = [slice(0, n) for n in self.size]
+        self.blocks = [(whole, list(_cut(whole, REDUCED))) for whole in _cut(everything, OUTER)]
+        if len(self.blocks) == len(self.blocks[0][1]) == 1:
+            self.blocks = [(None, [None])]
 
     def _split(self, tensor: Tensor, view: View) -> Tensor:
         o, r, s, t = view.strides
@@ -76,20 +82,15 @@ class _Frame:
         return dense
 
     def stat(self, stat: Tensor) -> Tensor:
-        dense = laid_out(stat.to(self.acc).reshape(self.stat_shape), self.problem.stat_stride)
+        dense = laid_out(stat.to(self.acc).reshape(self.problem.stat_shape), self.problem.stat_stride)
         return dense.as_strided(self.stat_size, contiguous_stride(self.stat_size))
 
     def kept(self, stat: Tensor) -> Tensor:
         """A statistic in seven axes, back in the shape of the kept axes."""
-        return stat.as_strided(self.stat_shape, self.problem.stat_stride)
-
-    def sets(self) -> Iterator[tuple[Block, list[Block]]]:
-        """Blocks of whole sets, each with the blocks in which it is read."""
-        for whole in _blocks([slice(0, n) for n in self.size], OUTER):
-            yield whole, list(_blocks(whole, REDUCED))
+        return stat.as_strided(self.problem.stat_shape, self.problem.stat_stride)
 
 
-def _blocks(region: Sequence[slice], dims: Sequence[int]) -> Iterator[Block]:
+def _cut(region: Sequence[slice], dims: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Cut a region along `dims`, outermost first, until a block has at most BLOCK elements or nothing is left to cut."""
     size = prod(cut.stop - cut.start for cut in region)
     cuts = [[cut] for cut in region]
@@ -105,7 +106,9 @@ def _blocks(region: Sequence[slice], dims: Sequence[int]) -> Iterator[Block]:
 
 
 def _at(tensor: Tensor, block: Block) -> Tensor:
-    """The part of a statistic or a parameter that a block uses."""
+    """The part of a tensor that belongs to a block; statistics and parameters are of size 1 where they do not vary."""
+    if block is None:
+        return tensor
     return tensor[tuple(slice(None) if n == 1 else cut for n, cut in zip(tensor.shape, block))]
 
 
@@ -127,16 +130,16 @@ def forward(plan: Plan, problem: NormProblem):
         var7 = frame.stat(var) if var is not None else x.new_empty(frame.stat_size, dtype=frame.acc)
         rstd7 = torch.empty_like(var7)
         mean7 = frame.stat(mean) if mean is not None else torch.empty_like(var7) if spec.centered else None
-        for whole, parts in frame.sets():
+        for whole, parts in frame.blocks:
             if not problem.given:
-                taken = reduce(merge, (moments(x7[part].to(frame.acc), REDUCED, spec.centered) for part in parts))
+                taken = reduce(merge, (moments(_at(x7, part).to(frame.acc), REDUCED, spec.centered) for part in parts))
                 _at(var7, whole).copy_(taken.var)
                 if mean7 is not None and taken.mean is not None:
                     _at(mean7, whole).copy_(taken.mean)
             torch.rsqrt(_at(var7, whole) + spec.eps, out=_at(rstd7, whole))
             for part in parts:
-                x_hat = normalize(x7[part].to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
-                y7[part] = affine(x_hat, _maybe(w7, part), _maybe(b7, part))
+                x_hat = normalize(_at(x7, part).to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
+                _at(y7, part).copy_(affine(x_hat, _maybe(w7, part), _maybe(b7, part)))
         return Result(y, None if mean7 is None else frame.kept(mean7), frame.kept(rstd7), frame.kept(var7))
 
     return launch
@@ -161,11 +164,11 @@ def backward(plan: Plan, problem: NormProblem):
         dw7, db7 = frame.new_gradient(weight, needs[1]), frame.new_gradient(bias, needs[2])
 
         def load(part: Block) -> tuple[Tensor, Tensor, Tensor]:
-            x_hat = normalize(x7[part].to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
-            dy_ = dy7[part].to(frame.acc)
+            x_hat = normalize(_at(x7, part).to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
+            dy_ = _at(dy7, part).to(frame.acc)
             return x_hat, dy_, affine(dy_, _maybe(w7, part), None)
 
-        for whole, parts in frame.sets():
+        for whole, parts in frame.blocks:
             c1, c2 = torch.zeros_like(_at(rstd7, whole)), torch.zeros_like(_at(rstd7, whole))
             for part in parts:
                 x_hat, dy_, wdy = loaded = load(part)
@@ -179,7 +182,7 @@ def backward(plan: Plan, problem: NormProblem):
             for part in parts if dx7 is not None else ():
                 x_hat, _, wdy = loaded if len(parts) == 1 else load(part)
                 sums = (None, None) if problem.given else (c1 if problem.spec.centered else None, c2)
-                dx7[part] = input_gradient(wdy, x_hat, _at(rstd7, part), *sums)
+                _at(dx7, part).copy_(input_gradient(wdy, x_hat, _at(rstd7, part), *sums))
         return dx, frame.gradient(dw7, weight), frame.gradient(db7, bias)
 
     return launch
