@@ -23,8 +23,11 @@ class Moments(NamedTuple):
 
 
 def total(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """The sum over `dims`, kept as dimensions of one. (Over no dimension at all, x: torch would take all of them.)"""
-    return x.sum(dims, keepdim=True) if dims else x
+    """The sum over `dims`, which stay as dimensions of one. Outer ones first: each sum then runs along contiguous memory."""
+    for dim in dims:
+        if x.shape[dim] != 1:
+            x = x.sum(dim, keepdim=True)
+    return x
 
 
 def average(x: Tensor, dims: Sequence[int]) -> Tensor:

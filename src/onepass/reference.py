@@ -35,18 +35,19 @@ def normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
 
 def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """y = x_hat·weight + bias. (5)"""
-    y = x_hat if weight is None else x_hat * weight
-    return y if bias is None else y + bias
+    if weight is None:
+        return x_hat if bias is None else x_hat + bias
+    return x_hat * weight if bias is None else torch.addcmul(bias, x_hat, weight)
 
 
 def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, c2: Tensor | None) -> Tensor:
     """dx = (wdy - c1 - x_hat·c2)·rstd; c1 is None without a mean, both are None where the statistics were given. (8), (9)"""
     if c2 is None:
         return wdy * rstd
-    return ((wdy if c1 is None else wdy - c1) - x_hat * c2) * rstd
+    return torch.addcmul(wdy if c1 is None else wdy - c1, x_hat, c2, value=-1) * rstd
 
 
-class _Axes:
+class Axes:
     """x with one dimension per axis of the spec."""
 
     def __init__(self, spec: NormSpec, x: Tensor) -> None:
@@ -92,7 +93,7 @@ def forward(
 
     Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """
-    axes = _Axes(spec, x)
+    axes = Axes(spec, x)
     x_ = axes.x(x)
     mean_, var_ = axes.stat(mean), axes.stat(var)
     if var_ is None:
@@ -114,7 +115,7 @@ def backward(
     needs: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dx, dweight, dbias, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11)"""
-    axes = _Axes(spec, x)
+    axes = Axes(spec, x)
     x_, dy_ = axes.x(x), axes.x(dy)
     if given is not None:
         mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)

@@ -19,7 +19,7 @@ from ..plan import Plan
 from ..problem import NormProblem, View, contiguous_stride, laid_out
 from ..reference import Result, affine, input_gradient, normalize
 
-BLOCK = 1 << 18  # elements
+BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
 # The four axes, with o and t split where the parameter index (1) needs it:
 # o = (cycle, period, every), r, s, t = (channel, channel_run)
@@ -116,6 +116,18 @@ def _maybe(tensor: Tensor | None, block: Block) -> Tensor | None:
     return None if tensor is None else _at(tensor, block)
 
 
+def _spread(stat: Tensor | None, x: Tensor) -> Tensor | None:
+    """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
+    return stat if stat is None or x.shape[3] == 1 else stat.expand(*stat.shape[:5], *x.shape[5:]).contiguous()
+
+
+def _apply(x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    if x.shape[3] == 1:
+        return affine(normalize(x, mean, rstd), weight, bias)
+    mean, scale = _spread(mean, x), affine(_spread(rstd, x), weight, None)  # where rows repeat, one scale serves all of them
+    return affine(x if mean is None else x - mean, scale, bias)
+
+
 def infer(plan: Plan, problem: NormProblem):
     launch = forward(plan, problem)
     return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
@@ -138,8 +150,9 @@ def forward(plan: Plan, problem: NormProblem):
                     _at(mean7, whole).copy_(taken.mean)
             torch.rsqrt(_at(var7, whole) + spec.eps, out=_at(rstd7, whole))
             for part in parts:
-                x_hat = normalize(_at(x7, part).to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
-                _at(y7, part).copy_(affine(x_hat, _maybe(w7, part), _maybe(b7, part)))
+                x_ = _at(x7, part).to(frame.acc)
+                y_ = _apply(x_, _maybe(mean7, part), _at(rstd7, part), _maybe(w7, part), _maybe(b7, part))
+                _at(y7, part).copy_(y_)
         return Result(y, None if mean7 is None else frame.kept(mean7), frame.kept(rstd7), frame.kept(var7))
 
     return launch
@@ -164,7 +177,8 @@ def backward(plan: Plan, problem: NormProblem):
         dw7, db7 = frame.new_gradient(weight, needs[1]), frame.new_gradient(bias, needs[2])
 
         def load(part: Block) -> tuple[Tensor, Tensor, Tensor]:
-            x_hat = normalize(_at(x7, part).to(frame.acc), _maybe(mean7, part), _at(rstd7, part))
+            x_ = _at(x7, part).to(frame.acc)
+            x_hat = normalize(x_, _spread(_maybe(mean7, part), x_), _spread(_at(rstd7, part), x_))
             dy_ = _at(dy7, part).to(frame.acc)
             return x_hat, dy_, affine(dy_, _maybe(w7, part), None)
 
