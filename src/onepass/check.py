@@ -1,7 +1,7 @@
 """Every validation and every error message.
 
-A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the likely
-fix. Nothing is touched before its checks have passed.
+A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the
+likely fix. Nothing is touched before its checks have passed.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
         )
     channels = x.shape[1]
     if num_groups == 0:
-        raise ZeroDivisionError(
-            f"integer division or modulo by zero; num_groups=0, expected a divisor of the {channels} channels of input"
-        )
+        raise ZeroDivisionError(f"integer division or modulo by zero; num_groups=0, expected a divisor of the {channels} channels of input")
     if num_groups < 0:
         raise RuntimeError(
             f"Expected num groups to be greater than 0, got {num_groups}; expected a divisor of the {channels} channels of input"
@@ -272,7 +270,7 @@ def _more_than_one(sizes: Sequence[int], hint: str) -> None:
 
 def _channels_last(x: Tensor, param: Tensor) -> str:
     if x.dim() > 2 and param.numel() == x.shape[-1] != x.shape[1]:
-        return f"; its size is that of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1)"
+        return "; its size is that of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1)"
     return ""
 
 

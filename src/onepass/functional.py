@@ -37,9 +37,7 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalize
     return spec.layer_norm(len(normalized_shape), eps)
 
 
-def rms_norm(
-    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Tensor:
+def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
     """y = x/sqrt(mean(x²) + eps)·weight over the last dimensions; eps defaults to the machine epsilon of the accumulator.
 
     Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
@@ -55,9 +53,7 @@ def _rms_norm(x: Tensor, weight: Tensor | None, bias: None, normalized_shape: tu
     return spec.rms_norm(len(normalized_shape), torch.finfo(x.dtype).eps if eps is None else eps)
 
 
-def group_norm(
-    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-) -> Tensor:
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the C/num_groups channels of a group and all positions of (N, C, *).
 
     Example: `group_norm(torch.randn(2, 320, 8, 8), 32)`
@@ -99,8 +95,8 @@ def instance_norm(
 ) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the positions of each channel of each sample of (N, C, *).
 
-    The running statistics, if any, are updated in place by the batch average of the samples' own; with `use_input_stats=False` they are used
-    instead.
+    The running statistics, if any, are updated in place by the batch average of the samples' own; with
+    `use_input_stats=False` they are used instead.
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
     """

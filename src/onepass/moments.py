@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 from torch import Tensor
 
 
-class Moments(NamedTuple):
+@dataclass(frozen=True)
+class Moments:
     count: int
     mean: Tensor | None
     m2: Tensor

@@ -118,9 +118,7 @@ def norm(
     return ready.infer(x, weight, bias, mean, var)
 
 
-def norm_tracked(
-    spec: NormSpec, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def norm_tracked(spec: NormSpec, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize x; returns y, and the mean and biased variance of each set, through which no gradient flows."""
     way = route(x, weight, bias)
     if way is not DIRECT:
@@ -172,7 +170,7 @@ class _Norm(torch.autograd.Function):
 
 def _batched(dy: Tensor) -> bool:
     """Whether dy is a batch of gradients: `is_grads_batched` runs a backward under a vmap that is not functorch's."""
-    return torch._C._functorch.is_legacy_batchedtensor(dy)
+    return torch._C._functorch.is_legacy_batchedtensor(dy)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _backward(
@@ -272,7 +270,8 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _op_backward(ctx, dy, *_):
-    grads = _backward(ctx.spec, ctx.given, dy, *ctx.saved_tensors, ctx.needs_input_grad[:3])
+    x, weight, bias, mean, rstd = ctx.saved_tensors
+    grads = _backward(ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
     return *grads, None, None, None, None, None, None
 
 

@@ -40,10 +40,11 @@ class CannotForce(RuntimeError):
     """The family that `force` pins cannot run this problem."""
 
 
-current: ContextVar[Options] = ContextVar("onepass_options", default=Options())
+DEFAULT = Options()
+current: ContextVar[Options] = ContextVar("onepass_options", default=DEFAULT)
 
 
-def plan(problem: NormProblem, device: Device, direction: str = "forward", options: Options = Options()) -> Plan:
+def plan(problem: NormProblem, device: Device, direction: str = "forward", options: Options = DEFAULT) -> Plan:
     """The first family that supports the problem, or the pinned one.
 
     Example: `plan(bind(spec.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.

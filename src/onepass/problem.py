@@ -178,9 +178,7 @@ def _view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> tuple[Vie
     """The best way to cut the axes, in memory order, into outer, reps, sets and run; None where there is no way."""
     if any(axis.size == 0 for axis in axes):
         return None
-    placed = [
-        _Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param) for a in axes if a.size > 1
-    ]
+    placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param) for a in axes if a.size > 1]
     placed.sort(key=lambda axis: axis.y, reverse=True)
     best, found = None, None
     for i, j, k in combinations_with_replacement(range(len(placed) + 1), 3):

@@ -8,6 +8,7 @@ are fp32, so parameters are handed over in the accumulator's dtype wherever stat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class _Rows:
         self.eps = spec.eps
         self.param_shape = self.tail
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
         return *torch.native_layer_norm(x, self.tail, weight, bias, self.eps), None
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
@@ -49,14 +50,14 @@ class _RowGroups:
         self.shape = x.outer // p.period, p.period * per_row, x.run // per_row
         self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.shape[1:2]
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
         return *torch.native_group_norm(x, weight, bias, *self.shape, self.groups, self.eps), None
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
+        if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
+            weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
         sets = self.shape[0], self.groups
-        return torch.ops.aten.native_group_norm_backward(
-            dy, x, mean.view(sets), rstd.view(sets), weight, *self.shape, self.groups, needs
-        )
+        return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.shape, self.groups, needs)
 
 
 class _Channels:
@@ -65,7 +66,7 @@ class _Channels:
         self.shape, self.eps, self.acc = problem.x.sizes[1:], problem.spec.eps, problem.acc
         self.count, self.param_shape = problem.x.reps * problem.x.run, self.shape[1:2]
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: object) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
         # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
         running = torch.zeros((2, self.shape[1]), dtype=self.acc, device=x.device)
         y, mean, rstd = torch.native_batch_norm(x, weight, bias, running[0], running[1], True, 1.0, self.eps)
@@ -76,8 +77,8 @@ class _Channels:
 
 
 class _Given(_Channels):
-    def forward(self, x: Tensor, weight, bias, mean: Tensor, var: Tensor) -> Statistics:
-        mean, var = (stat.to(self.acc).contiguous().view(-1) for stat in (mean, var))
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Statistics:
+        mean, var = (stat.to(self.acc).contiguous().view(-1) for stat in given)
         y = torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, self.eps)[0]
         return y, mean, torch.rsqrt(var + self.eps), var
 

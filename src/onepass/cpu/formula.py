@@ -116,16 +116,20 @@ def _maybe(tensor: Tensor | None, block: Block) -> Tensor | None:
     return None if tensor is None else _at(tensor, block)
 
 
-def _spread(stat: Tensor | None, x: Tensor) -> Tensor | None:
+def _spread(stat: Tensor, x: Tensor) -> Tensor:
     """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
-    return stat if stat is None or x.shape[3] == 1 else stat.expand(*stat.shape[:5], *x.shape[5:]).contiguous()
+    return stat if x.shape[3] == 1 else stat.expand(*stat.shape[:5], *x.shape[5:]).contiguous()
+
+
+def _centered(x: Tensor, mean: Tensor | None) -> Tensor:
+    return x if mean is None else x - _spread(mean, x)
 
 
 def _apply(x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     if x.shape[3] == 1:
         return affine(normalize(x, mean, rstd), weight, bias)
-    mean, scale = _spread(mean, x), affine(_spread(rstd, x), weight, None)  # where rows repeat, one scale serves all of them
-    return affine(x if mean is None else x - mean, scale, bias)
+    scale = affine(_spread(rstd, x), weight, None)  # one for all the rows that repeat
+    return affine(_centered(x, mean), scale, bias)
 
 
 def infer(plan: Plan, problem: NormProblem):
@@ -178,14 +182,15 @@ def backward(plan: Plan, problem: NormProblem):
 
         def load(part: Block) -> tuple[Tensor, Tensor, Tensor]:
             x_ = _at(x7, part).to(frame.acc)
-            x_hat = normalize(x_, _spread(_maybe(mean7, part), x_), _spread(_at(rstd7, part), x_))
+            x_hat = _centered(x_, _maybe(mean7, part)) * _spread(_at(rstd7, part), x_)
             dy_ = _at(dy7, part).to(frame.acc)
             return x_hat, dy_, affine(dy_, _maybe(w7, part), None)
 
         for whole, parts in frame.blocks:
             c1, c2 = torch.zeros_like(_at(rstd7, whole)), torch.zeros_like(_at(rstd7, whole))
+            loaded = None
             for part in parts:
-                x_hat, dy_, wdy = loaded = load(part)
+                loaded = x_hat, dy_, wdy = load(part)
                 if dw7 is not None:
                     _at(dw7, part).add_(total(dy_ * x_hat, frame.shared))
                 if db7 is not None:
@@ -193,9 +198,11 @@ def backward(plan: Plan, problem: NormProblem):
                 if dx7 is not None and not problem.given:
                     c1 += total(wdy, REDUCED) / frame.count
                     c2 += total(wdy * x_hat, REDUCED) / frame.count
-            for part in parts if dx7 is not None else ():
-                x_hat, _, wdy = loaded if len(parts) == 1 else load(part)
-                sums = (None, None) if problem.given else (c1 if problem.spec.centered else None, c2)
+            if dx7 is None:
+                continue
+            sums = (None, None) if problem.given else (c1 if problem.spec.centered else None, c2)
+            for part in parts:
+                x_hat, _, wdy = loaded if loaded and len(parts) == 1 else load(part)
                 _at(dx7, part).copy_(input_gradient(wdy, x_hat, _at(rstd7, part), *sums))
         return dx, frame.gradient(dw7, weight), frame.gradient(db7, bias)
 

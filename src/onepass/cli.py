@@ -1,0 +1,265 @@
+"""The command line: onepass demo | doctor | run | verify | explain."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from . import __version__, device, ops
+from .bench import cases, oracle, timing, verify
+from .bench.cases import Case
+from .plan import explain, families, force
+
+T = TypeVar("T")
+_LAYOUT = {"nchw": "contiguous", "nhwc": "channels_last"}
+
+DEMO = [
+    Case("layer_norm", (2048, 1024)),
+    Case("rms_norm", (2048, 1024), eps=1e-6),
+    Case("group_norm", (4, 320, 32, 32), groups=32),
+    Case("group_norm", (4, 320, 32, 32), "channels_last", groups=32),
+    Case("group_norm", (4, 320, 32, 32), "channels_last", groups=32, init="shifted"),
+    Case("instance_norm", (8, 64, 56, 56)),
+    Case("batch_norm", (16, 64, 28, 28), running=True),
+    Case("batch_norm", (16, 64, 28, 28), "channels_last", running=True),
+    Case("layer_norm2d", (8, 96, 28, 28), eps=1e-6),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch that read every tensor once.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("demo", help="run every norm here, verified and timed beside torch").set_defaults(run=_demo)
+    commands.add_parser("doctor", help="versions, devices, and what each norm would run on").set_defaults(run=_doctor)
+    _add_verify(commands.add_parser("verify", help="the whole case list against both oracles; run this on new hardware"))
+    _add_run(commands.add_parser("run", help="one problem of your choice"))
+    args = parser.parse_args(argv)
+    try:
+        return args.run(args)
+    except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError, NotImplementedError) as error:
+        print(f"onepass: {error}", file=sys.stderr)
+        return 2
+
+
+def _progress(items: Iterable[T], total: int, label: Callable[[T], str]) -> Iterator[T]:
+    """Yield the items, with a bar on the terminal."""
+    live = sys.stderr.isatty()
+    for done, item in enumerate(items, 1):
+        if live:
+            bar = "█" * (20 * done // total)
+            print(f"\r\033[K{bar:░<20} {done}/{total} {label(item)}", end="", file=sys.stderr, flush=True)
+        yield item
+    if live:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dy(operands: cases.Operands, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(operands.x.shape, generator=generator).to(operands.x.dtype).to(operands.x.device)
+
+
+def _layout(case: Case) -> str:
+    return {name: short for short, name in _LAYOUT.items()}[case.layout] if len(case.shape) == 4 else case.layout
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+def _demo(args: argparse.Namespace) -> int:
+    print(f"onepass {__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
+    print("error: the largest of y, as a fraction of the error budget against an fp64 oracle (docs/theory.md); times in ms\n")
+    rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's", "forward", "torch", "with backward", "torch"]]
+    within = True
+    for case in _progress(DEMO, len(DEMO), lambda case: case.name):
+        operands = cases.make(case)
+        dy = _dy(operands, 0)
+        exact = oracle.exact(case, operands, dy)
+        ours, torchs = (
+            oracle.worst(oracle.evaluate(case, operands, dy, functions), exact.value, exact.allowed)
+            for functions in (cases.functional, cases.TORCH)
+        )
+        within &= max(ours.forward, ours.backward or 0) <= 1
+        plans = explain(cases.call, case, operands)
+        speed = timing.interleaved(
+            [
+                lambda t=operands, c=case, f=functions, g=gradient: oracle.evaluate(c, t, g, f)
+                for gradient in (None, dy)
+                for functions in (cases.functional, cases.TORCH)
+            ]
+        )
+        rows.append(
+            [
+                *(case.op, "×".join(map(str, case.shape)), _layout(case), case.init, f"{plans.forward} | {plans.backward}"),
+                *(f"{ours.forward:.2g}", f"{torchs.forward:.2g}", *(_milliseconds(t.median) for t in speed)),
+            ]
+        )
+    print(_table(rows))
+    print("\nplan: forward | backward. aten: torch's own kernel, where it keeps the error budget; formula: ours, where it does not.")
+    print("every result of onepass, gradients included, is within the budget" if within else "FAILED: an error exceeds the budget")
+    return 0 if within else 1
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+
+    triton = "found" if find_spec("triton") else "not installed; needed only by GPU kernels"
+    print(f"onepass {__version__}\npython  {platform.python_version()} on {platform.machine()}")
+    print(f"torch   {torch.__version__}\ntriton  {triton}")
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    broken = 0
+    for name in devices:
+        described = device.describe(torch.device(name))
+        print(f"\n{name}  {described.name or f'{torch.get_num_threads()} threads'}")
+        for op in cases.OPS:
+            for layout in ("contiguous", "channels_last"):
+                case = Case(op, (2, 8, 6, 6), layout, groups=4)
+                trouble = _trouble(case, name)
+                broken += bool(trouble)
+                operands = cases.make(case, device=name)
+                plans = explain(cases.call, case, operands)
+                print(f"  {op:14}{_layout(case):6}{trouble or 'ok':6}route {ops.route(*operands[:3])}", end="; ")
+                print(f"{plans.forward}, backward {plans.backward}")
+                for plan in (plans.forward, plans.backward):
+                    for family, reasons in plan.why_not:
+                        print(f"      {plan.direction} not {family}: {'; '.join(reasons)}")
+    print("\nAll well." if not broken else f"\nBROKEN: {broken} checks failed; please report this with the output of `onepass verify`.")
+    return 1 if broken else 0
+
+
+def _trouble(case: Case, name: str) -> str:
+    """What is wrong with a small problem on a device, by the direct route and by the registered op; "" if nothing."""
+    try:
+        operands = cases.make(case, device=name)
+        dy = _dy(operands, 0)
+        exact = oracle.exact(case, operands, dy)
+        worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
+        y = torch.ops.onepass.norm(operands.x, operands.weight, operands.bias, None, None, *cases.spec_of(case).pack(), False)[0]
+        by_op = oracle.worst(oracle.Outcome(y, None, None), exact.value, exact.allowed)
+    except Exception as error:
+        return f"FAILED ({type(error).__name__}: {error}) "
+    error = max(worst.forward, worst.backward or 0, by_op.forward)
+    return "" if error <= 1 else f"FAILED (error {error:.2g} of the budget) "
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
+    parser.add_argument("--dtype", choices=[_dtype(d) for d in verify.DTYPES], help="only this dtype")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reasons", action="store_true", help="say why each family passes")
+    parser.set_defaults(run=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    which = [case for case in cases.CASES if args.op in (None, case.op)]
+    dtypes = [d for d in verify.DTYPES if args.dtype in (None, _dtype(d))]
+    total = len(which) * len(dtypes) * len(families())
+    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {device.describe(torch.device(args.device)).name}")
+    print("forward/backward: the worst error as a fraction of the budget; – : not supported there, --reasons says why\n")
+    cells: dict[tuple[str, str], dict[torch.dtype, verify.Cell]] = defaultdict(dict)
+    for cell in _progress(verify.verify(which, dtypes, args.device, args.seed), total, lambda cell: cell.case.name):
+        cells[cell.case.name, cell.family][cell.dtype] = cell
+    rows = [["case", "family", *map(_dtype, dtypes)]]
+    rows += [[name, family, *(_cell(row[d]) for d in dtypes)] for (name, family), row in cells.items()]
+    print(_table(rows))
+    every = [cell for row in cells.values() for cell in row.values()]
+    failed = [cell for cell in every if not cell.ok]
+    for cell in failed:
+        print(f"FAILED {cell.case.name}, {cell.family}, {_dtype(cell.dtype)}: {cell.fault or 'error beyond the budget'}")
+    if args.reasons:
+        print()
+        for reason in sorted({reason for cell in every for reason in cell.reasons}):
+            print(f"- {reason}")
+    ran = sum(cell.forward is not None for cell in every)
+    print(f"\n{len(every)} cells: {ran - len(failed)} within the budget, {len(every) - ran} not supported, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def _cell(cell: verify.Cell) -> str:
+    if cell.forward is None:
+        return "–" if cell.reasons else "MISSING"
+    text = f"{cell.forward:.2f}/" + ("–" if cell.backward is None else f"{cell.backward:.2f}")
+    return text if cell.ok else text + " !"
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", choices=list(cases.OPS))
+    parser.add_argument("--shape", required=True, type=lambda text: tuple(map(int, text.split(","))), help="for example 32,512,64,64")
+    parser.add_argument("--layout", default="contiguous", choices=[*_LAYOUT, *cases.LAYOUTS])
+    parser.add_argument("--groups", type=int, default=32, help="group_norm")
+    parser.add_argument("--rank", type=int, default=1, help="how many trailing dimensions layer_norm and rms_norm normalize")
+    parser.add_argument("--affine", default="both", choices=cases.AFFINES)
+    parser.add_argument("--wide", action="store_true", help="float32 parameters beside a half-type input")
+    parser.add_argument("--init", default="normal", choices=cases.INITS)
+    parser.add_argument("--eps", type=float, default=1e-5)
+    parser.add_argument("--running", action="store_true", help="batch_norm, instance_norm: update running statistics")
+    parser.add_argument("--evaluate", action="store_true", help="batch_norm, instance_norm: use running statistics")
+    parser.add_argument("--momentum", type=float, default=0.1)
+    parser.add_argument("--dtype", default="float32", choices=[_dtype(d) for d in verify.DTYPES])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", choices=[f.name for f in families()], help="pin a kernel family")
+    parser.add_argument("--verify", action="store_true", help="hold output and gradients against both oracles")
+    parser.add_argument("--time", action="store_true", help="time it beside torch")
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    fields = {name: getattr(args, name) for name in Case.__dataclass_fields__}
+    case = Case(**{**fields, "layout": _LAYOUT.get(args.layout, args.layout)})
+    operands = cases.make(case, getattr(torch, args.dtype), args.device, args.seed)
+    dy = _dy(operands, args.seed)
+    with force(args.family):
+        print(f"{case.name}\n\n{explain(cases.call, case, operands)}")
+        y = oracle.evaluate(case, operands, None).y
+        print(f"\ny: mean {y.double().mean():.4g}, standard deviation {y.double().std():.4g}, strides {y.stride()}")
+        ok = _report_errors(case, operands, dy) if args.verify else True
+        if args.time:
+            _report_times(case, operands, dy)
+    return 0 if ok else 1
+
+
+def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bool:
+    exact = oracle.exact(case, operands, dy)
+    rows = [["", "largest error", "of the budget", "torch's, of the budget"]]
+    ours, torchs = (oracle.evaluate(case, operands, dy, functions) for functions in (cases.functional, cases.TORCH))
+    worst, torch_worst = (oracle.worst(outcome, exact.value, exact.allowed) for outcome in (ours, torchs))
+    for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst, torch_worst):
+        if outcome is not None and value is not None and error is not None:
+            largest = (outcome.double() - value).abs().nan_to_num().max().item() if outcome.numel() else 0.0
+            rows.append([name, f"{largest:.3g}", f"{error:.3f}", f"{other:.3f}"])
+    print(f"\n{_table(rows)}\nthe two oracles differ by {exact.disagreement:.2g} of what they may")
+    return exact.disagreement <= 1 and max(worst.forward, worst.backward or 0) <= 1
+
+
+def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> None:
+    rows = [["milliseconds", "onepass", "torch", "copy of x"]]
+    for name, gradient in (("forward", None), ("with backward", dy)):
+        runs: list[Callable[[], Any]] = [
+            lambda f=functions, g=gradient: oracle.evaluate(case, operands, g, f) for functions in (cases.functional, cases.TORCH)
+        ]
+        times = timing.interleaved([*runs, operands.x.clone])
+        rows.append([name, *(f"{_milliseconds(t.median)} ({_milliseconds(t.low)}-{_milliseconds(t.high)})" for t in times)])
+    print(f"\n{_table(rows)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Values and gradients against both oracles, on every family: the case list, random problems, and adversarial data."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import onepass
+from onepass.bench import cases, oracle, verify
+from onepass.bench.cases import CASES, Case
+
+DTYPES = [pytest.param(d, id=str(d).removeprefix("torch.")) for d in verify.DTYPES]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_on_every_family(case, dtype):
+    cells = list(verify.verify([case], [dtype]))
+    assert [cell for cell in cells if not cell.ok] == []
+    assert {cell.family for cell in cells} == {family.name for family in onepass.families()}
+
+
+def test_every_family_runs_somewhere():
+    ran = {plan.family for case in CASES for plan in _plans(case)}
+    assert ran == {family.name for family in onepass.families()}
+
+
+def _plans(case: Case):
+    explanation = onepass.explain(cases.call, case, cases.make(case))
+    return explanation.forward, explanation.backward
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.init == "normal"], ids=lambda case: case.name)
+def test_no_worse_than_twice_torch(case, dtype):
+    """Where torch is well conditioned, our largest error is at most twice torch's, up to the rounding of the result."""
+    operands = cases.make(case, dtype)
+    dy = torch.randn(case.shape).to(dtype)
+    value = oracle.exact(case, operands, dy).value
+    ours, torchs = (oracle.evaluate(case, operands, dy, functions) for functions in (cases.functional, cases.TORCH))
+    for name, exact, mine, other in zip(value._fields, value, ours, torchs):
+        if exact is None or mine is None or other is None or not exact.numel():
+            continue
+        rounding = oracle.half_ulp(exact, mine.dtype).max() + 2 * torch.finfo(cases.accumulator(dtype)).eps * exact.abs().max()
+        assert (mine.double() - exact).abs().max() <= 2 * (other.double() - exact).abs().max() + rounding, name
+
+
+@st.composite
+def problems(draw):
+    """Any norm, shape, layout, dtype, grouping and affine."""
+    op = draw(st.sampled_from(list(cases.OPS)))
+    groups = draw(st.integers(1, 4)) if op == "group_norm" else 1
+    channels = groups * draw(st.integers(1, 5))
+    spatial = 2 if op == "layer_norm2d" else draw(st.integers(0 if op in ("layer_norm", "rms_norm", "group_norm", "batch_norm") else 1, 3))
+    shape = (draw(st.integers(2, 5)), channels, *(draw(st.integers(2, 6)) for _ in range(spatial)))
+    case = Case(
+        op,
+        shape,
+        layout=draw(st.sampled_from(cases.LAYOUTS)),
+        groups=groups,
+        rank=draw(st.integers(1, len(shape))) if op in ("layer_norm", "rms_norm") else 1,
+        affine=draw(st.sampled_from(cases.AFFINES)),
+        wide=draw(st.booleans()),
+        init=draw(st.sampled_from(["normal", "uniform", "int", "shifted"])),
+        eps=draw(st.sampled_from([1e-5, 1e-3, 0.5])),
+        running=op in ("batch_norm", "instance_norm") and draw(st.booleans()),
+        evaluate=op in ("batch_norm", "instance_norm") and draw(st.booleans()),
+        momentum=draw(st.sampled_from([0.0, 0.1, 1.0])),
+    )
+    return case, draw(st.sampled_from(verify.DTYPES)), draw(st.integers(0, 1000))
+
+
+@settings(max_examples=300, deadline=None)
+@given(problems())
+def test_random_problems(problem):
+    case, dtype, seed = problem
+    bad = [cell for cell in verify.verify([case], [dtype], seed=seed) if not cell.ok]
+    assert bad == []
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_channels_last_group_norm_far_from_zero(layout):
+    """mean = 10⁴·std in fp32: torch's channels-last kernel is off by 10³ and more."""
+    case = Case("group_norm", (2, 64, 32, 32), layout, groups=8, init="shifted")
+    (cell,) = (c for c in verify.verify([case], [torch.float32]) if c.family == "formula")
+    assert cell.forward is not None and cell.forward < 1 and cell.backward is not None and cell.backward < 1
+
+
+def test_blocks_and_merged_moments(monkeypatch):
+    """Sets far larger than a block, so that moments are merged and gradients summed over many blocks."""
+    monkeypatch.setattr("onepass.cpu.formula.BLOCK", 64)
+    onepass.ops._ready.clear()
+    some = [case for case in CASES if 0 < torch.Size(case.shape).numel() < 30000]
+    bad = [cell for cell in verify.verify(some, [torch.float32, torch.bfloat16]) if cell.family == "formula" and not cell.ok]
+    onepass.ops._ready.clear()
+    assert bad == []
+
+
+@pytest.mark.parametrize("family", [family.name for family in onepass.families()])
+def test_bitwise_repeatable(family):
+    for case in CASES:
+        operands, dy = cases.make(case, torch.bfloat16), torch.randn(case.shape).bfloat16()
+        try:
+            with onepass.force(family):
+                first, second = (oracle.evaluate(case, operands, dy) for _ in range(2))
+        except onepass.CannotForce:
+            continue
+        assert all(a is b is None or torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second)), case.name
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.evaluate], ids=lambda case: case.name)
+def test_gradients_do_not_change_the_output(case, dtype):
+    operands = cases.make(case, dtype)
+    with_grad, without = (oracle.evaluate(case, operands, dy).y for dy in (torch.randn(case.shape).to(dtype), None))
+    assert torch.equal(with_grad.nan_to_num(), without.nan_to_num())
+
+
+def test_inputs_are_untouched():
+    for case in CASES:
+        operands = cases.make(case, torch.float32)
+        before = [None if t is None else t.clone() for t in operands]
+        oracle.evaluate(case, operands, torch.randn(case.shape))
+        assert all(a is b is None or torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(operands, before)), case.name
+
+
+@pytest.mark.slow
+def test_more_than_2_31_elements():
+    x = torch.zeros(2**31 + 64, dtype=torch.bfloat16).view(-1, 64)
+    x[-1] = torch.arange(64)
+    y = onepass.functional.layer_norm(x, (64,))
+    torch.testing.assert_close(y[-1], torch.nn.functional.layer_norm(x[-1], (64,)))
+    assert not y[:-1].any()
