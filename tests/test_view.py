@@ -66,7 +66,11 @@ def _step(shape: tuple[int, ...], k: int) -> int:
 def test_every_norm_in_every_layout(shape, groups, layout):
     x = lay_out(torch.empty(shape), layout)
     for definition, set_of, param_of in _norms(shape, groups):
-        _brute_force(definition, x, set_of, param_of)
+        if bind(definition, x).x is None:
+            # A parameter per element, stored in another order than x: three reduced axes that no two can stand for.
+            assert len(definition.params.split()) > 2 and layout in ("channels_last", "transposed")
+        else:
+            _brute_force(definition, x, set_of, param_of)
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +107,7 @@ def _rows():
     yield spec.layer_norm(3), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 1, 0, 1, size)
 
 
-@pytest.mark.parametrize("definition, layout, sizes, param", _rows())
+@pytest.mark.parametrize("definition, layout, sizes, param", list(_rows()))
 def test_the_table(definition, layout, sizes, param):
     problem = bind(definition, lay_out(torch.empty(2, 6, 3, 4), layout))
     assert problem.x is not None

@@ -25,7 +25,8 @@ class _Rows:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
         spec = problem.spec
-        if spec.params == spec.reduced and problem.stride == contiguous_stride(problem.shape):
+        trailing = spec.axes.endswith(spec.reduced) and spec.params == spec.reduced
+        if trailing and problem.stride == contiguous_stride(problem.shape):
             self.shape = problem.shape  # as it is, nothing to pack
             self.tail = problem.shape[-len(spec.reduced.split()) :]
         else:
