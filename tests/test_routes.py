@@ -156,25 +156,29 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("definition, params", SPECS, ids=lambda s: str(s)[:30])
-def test_opcheck(definition, params, dtype):
-    for layout, given in (("contiguous", False), ("channels_last", False), ("strided", False), ("contiguous", True)):
-        if given and "c" not in definition.params:
-            continue
-        x = lay_out(torch.randn(4, C, 5, 6, dtype=dtype), layout).requires_grad_()
-        weight = torch.randn(params, dtype=dtype, requires_grad=True)
-        bias = torch.randn(params, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
-        stats = [torch.rand(definition.kept_shape(x.shape), dtype=dtype) + 1 for _ in range(2)] if given else [None, None]
-        packed = definition.pack()
-        torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, not given))
-        torch.library.opcheck(torch.ops.onepass.norm.default, (x, None, bias, *stats, *packed, False))
-        if not definition.centered:
-            bias = None
-        with torch.no_grad():
-            y, mean, rstd, _ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False)
-        mean = stats[0] if given else mean if definition.centered else None
-        operands = [None if t is None else t.detach() for t in (torch.randn_like(y), x, weight, bias, mean, rstd)]
-        for needs in ([True, True, bias is not None], [True, False, False], [False, True, False]):
-            torch.library.opcheck(torch.ops.onepass.norm_backward.default, (*operands, *packed, given, needs))
+def test_opcheck_every_op_and_dtype(definition, params, dtype):
+    _opcheck(definition, params, dtype, "contiguous", given=False)
+
+
+@pytest.mark.parametrize("layout, given", [("channels_last", False), ("strided", False), ("contiguous", True)])
+def test_opcheck_layouts_and_given_statistics(layout, given):
+    _opcheck(spec.batch_norm(), (C,), torch.bfloat16, layout, given)
+
+
+def _opcheck(definition, params, dtype, layout, given):
+    x = lay_out(torch.randn(4, C, 5, 6, dtype=dtype), layout).requires_grad_()
+    weight = torch.randn(params, dtype=dtype, requires_grad=True)
+    bias = torch.randn(params, dtype=dtype, requires_grad=True) if definition.centered else None
+    stats = [torch.rand(definition.kept_shape(x.shape), dtype=dtype) + 1 for _ in range(2)] if given else [None, None]
+    packed = definition.pack()
+    track = definition.centered and not given
+    torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, track))
+    with torch.no_grad():
+        y, mean, rstd, _ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False)
+    mean = stats[0] if given else mean if definition.centered else None
+    operands = [None if t is None else t.detach() for t in (torch.randn_like(y), x, weight, bias, mean, rstd)]
+    arguments = (*operands, *packed, given, [True, True, bias is not None])
+    torch.library.opcheck(torch.ops.onepass.norm_backward.default, arguments, test_utils=["test_schema", "test_faketensor"])
 
 
 def test_double_backward_through_the_op():
@@ -207,6 +211,19 @@ def test_subclasses_and_modes_see_the_op():
         assert fake.shape == x.shape
     traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: O.group_norm(x, 4))(x)
     assert "onepass.norm" in traced.code
+
+
+def test_fx_proxies():
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(onepass.nn.LayerNorm(C), onepass.nn.GroupNorm(2, C), onepass.nn.RMSNorm(C))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    block, x = Block().eval(), torch.randn(4, C)
+    assert_close(torch.fx.symbolic_trace(block)(x), block(x))
 
 
 def test_routes_are_the_ones_decided():

@@ -87,6 +87,14 @@ def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
     _together(x, *params)
 
 
+def num_channels(x: Tensor, channels: int) -> None:
+    if x.dim() == 4 and x.shape[1] != channels:
+        raise RuntimeError(
+            f"Given normalized_shape=[{channels}], expected input with {channels} channels, but got input of size{list(x.shape)}; "
+            "LayerNorm2d takes (N, C, H, W): for (N, H, W, C) use LayerNorm"
+        )
+
+
 def instance_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -153,6 +161,11 @@ def batch_norm(
     _together(x, *params, *running)
 
 
+def tensor(x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
+
+
 def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
     """normalized_shape as a tuple."""
     try:
@@ -165,8 +178,6 @@ def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
 
 
 def _float(x: Tensor, kernel: str) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
     if x.dtype not in FLOATS:
         scalar = _SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
         raise NotImplementedError(
@@ -276,5 +287,5 @@ def _channels_last(x: Tensor, param: Tensor) -> str:
 
 def _nearest(channels: int, num_groups: int) -> str:
     divisors = [d for d in range(1, channels + 1) if channels % d == 0]
-    near = sorted(sorted(divisors, key=lambda d: abs(d - num_groups))[:2])
-    return f"nearest divisors of {channels}: {', '.join(map(str, near))}"
+    below, above = [d for d in divisors if d < num_groups][-1:], [d for d in divisors if d > num_groups][:1]
+    return f"nearest divisors of {channels}: {', '.join(map(str, below + above))}"

@@ -6,9 +6,11 @@ Two differences from torch, both deliberate: the output keeps the input's memory
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import check, ops, spec
 
@@ -26,6 +28,8 @@ def layer_norm(
 
     Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(layer_norm, (input,), input, normalized_shape, weight, bias, eps)
     shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("layer_norm", normalized_shape)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
@@ -42,6 +46,8 @@ def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | No
 
     Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(rms_norm, (input,), input, normalized_shape, weight, eps)
     shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("rms_norm", normalized_shape)
     if input.is_cuda:
         input, weight, _ = _autocast(input, weight, None)
@@ -58,6 +64,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
 
     Example: `group_norm(torch.randn(2, 320, 8, 8), 32)`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(group_norm, (input,), input, num_groups, weight, bias, eps)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     return ops.norm(_group_norm, (num_groups, eps), input, weight, bias)
@@ -73,6 +81,8 @@ def layer_norm2d(input: Tensor, weight: Tensor | None = None, bias: Tensor | Non
 
     Example: `layer_norm2d(torch.randn(2, 96, 56, 56), torch.ones(96), torch.zeros(96))`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(layer_norm2d, (input,), input, weight, bias, eps)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     return ops.norm(_layer_norm2d, (eps,), input, weight, bias)
@@ -100,6 +110,10 @@ def instance_norm(
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(
+            instance_norm, (input,), input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        )
     check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats)
     if not use_input_stats:
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
@@ -133,6 +147,8 @@ def batch_norm(
 
     Example: `batch_norm(torch.randn(8, 64, 32, 32), None, None, training=True)`
     """
+    if type(input) is not Tensor and _overridden(input):
+        return handle_torch_function(batch_norm, (input,), input, running_mean, running_var, weight, bias, training, momentum, eps)
     check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
     if input.dim() < 2:  # only an empty one passes the checks
         return input * 1 if weight is None else input * weight
@@ -149,6 +165,14 @@ def batch_norm(
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
     return spec.batch_norm(eps)
+
+
+def _overridden(input: Any) -> bool:
+    """Whether input is of a type that wants to see the call itself, as a proxy of torch.fx does."""
+    if has_torch_function((input,)):
+        return True
+    check.tensor(input)
+    return False
 
 
 def _unbiased(var: Tensor, input: Tensor) -> Tensor:

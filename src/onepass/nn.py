@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import check
 from . import functional as F
 
 __all__ = [
@@ -63,6 +64,7 @@ class LayerNorm2d(nn.LayerNorm):
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        check.num_channels(input, self.normalized_shape[0])
         return F.layer_norm2d(input, self.weight, self.bias, self.eps)
 
 

@@ -1,0 +1,114 @@
+"""Bad input: torch's exception type, torch's phrase first, then our hint; and nothing is touched."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onepass.functional as O
+
+R = torch.randn
+X = R(2, 6, 5)
+INT = torch.ones(2, 6, 5, dtype=torch.long)
+
+# call of a namespace, what our message adds
+BAD = {
+    "groups that do not divide": (lambda m: m.group_norm(R(2, 320, 8, 8), 48), "nearest divisors of 320: 40, 64"),
+    "no groups": (lambda m: m.group_norm(X, 0), "expected a divisor of the 6 channels"),
+    "negative groups": (lambda m: m.group_norm(X, -1), "expected a divisor of the 6 channels"),
+    "group_norm of a vector": (lambda m: m.group_norm(R(6), 2), "add a batch dimension"),
+    "group_norm weight": (lambda m: m.group_norm(X, 2, R(5)), "is input (N, ..., C)? Then pass input.movedim(-1, 1)"),
+    "group_norm weight rank": (lambda m: m.group_norm(X, 2, R(6, 1)), "expected shape [6]"),
+    "one value per group": (lambda m: m.group_norm(R(1, 4), 4), "use fewer groups"),
+    "group_norm of integers": (lambda m: m.group_norm(INT, 2), "input.float()"),
+    "group_norm dtypes": (lambda m: m.group_norm(X, 2, R(6).double()), "convert with weight.to(torch.float32)"),
+    "group_norm device": (lambda m: m.group_norm(X, 2, R(6, device="meta")), "weight is on meta"),
+    "normalized_shape": (lambda m: m.layer_norm(X, (4,)), "pass normalized_shape=[5]"),
+    "normalized_shape too long": (lambda m: m.layer_norm(R(5), (6, 5)), "the last dimensions of input are [5]"),
+    "empty normalized_shape": (lambda m: m.layer_norm(X, ()), "for example [5]"),
+    "normalized_shape as a number": (lambda m: m.layer_norm(X, 5), "did you mean (5,)?"),
+    "layer_norm weight": (lambda m: m.layer_norm(X, (5,), R(4)), "expected one weight per normalized element"),
+    "layer_norm weight to reshape": (lambda m: m.layer_norm(X, (6, 5), R(30)), "reshape it with weight.reshape([6, 5])"),
+    "layer_norm bias": (lambda m: m.layer_norm(X, (5,), None, R(4)), "expected one bias per normalized element"),
+    "layer_norm of integers": (lambda m: m.layer_norm(INT, (5,)), "expected float64, float32, bfloat16 or float16"),
+    "layer_norm of booleans": (lambda m: m.layer_norm(INT.bool(), (5,)), "input.float()"),
+    "layer_norm of complex": (lambda m: m.layer_norm(X.to(torch.complex64), (5,)), "input has dtype torch.complex64"),
+    "layer_norm dtypes": (lambda m: m.layer_norm(X, (5,), R(5).half()), "weight has dtype torch.float16 and input torch.float32"),
+    "layer_norm dtypes of two": (lambda m: m.layer_norm(X, (5,), R(5), R(5).half()), "bias has dtype torch.float16"),
+    "layer_norm double x": (lambda m: m.layer_norm(X.double(), (5,), R(5)), "convert with weight.to(torch.float64)"),
+    "half x, mixed parameters": (lambda m: m.layer_norm(X.half(), (5,), R(5), R(5).half()), "all of them alike"),
+    "layer_norm device": (lambda m: m.layer_norm(X, (5,), R(5, device="meta")), "weight.to('cpu')"),
+    "rms_norm shape": (lambda m: m.rms_norm(X, (4,)), "pass normalized_shape=[5]"),
+    "rms_norm weight": (lambda m: m.rms_norm(X, (5,), R(4)), "expected one weight"),
+    "rms_norm of integers": (lambda m: m.rms_norm(INT, (5,)), "input.float()"),
+    "one spatial element": (lambda m: m.instance_norm(R(2, 6, 1)), "use_input_stats=False"),
+    "instance_norm of (N, C)": (lambda m: m.instance_norm(R(2, 6)), "takes (N, C, L, ...)"),
+    "instance_norm weight": (lambda m: m.instance_norm(X, None, None, R(5)), "expected [6]"),
+    "instance_norm running": (lambda m: m.instance_norm(X, R(5), R(5)), "running_mean has shape [5], expected [6]"),
+    "instance_norm one running": (lambda m: m.instance_norm(X, R(6), None), "running_var is None"),
+    "instance_norm no running": (lambda m: m.instance_norm(X, use_input_stats=False), "or use_input_stats=True"),
+    "instance_norm of integers": (lambda m: m.instance_norm(INT), "input.float()"),
+    "one value per channel": (lambda m: m.batch_norm(R(1, 6), None, None, training=True), "use a larger batch"),
+    "one value per channel, 4-D": (lambda m: m.batch_norm(R(1, 6, 1, 1), None, None, training=True), "use a larger batch"),
+    "batch_norm of a vector": (lambda m: m.batch_norm(R(6), None, None, training=True), "add a batch dimension"),
+    "batch_norm weight": (lambda m: m.batch_norm(X, None, None, R(5), None, True), "expected [6]"),
+    "batch_norm running": (lambda m: m.batch_norm(X, R(6), R(5)), "running_var has shape [5], expected [6]"),
+    "batch_norm no running": (lambda m: m.batch_norm(X, None, None), "or training=True to use the batch's"),
+    "batch_norm one running": (lambda m: m.batch_norm(X, None, R(6), training=True), "running_mean is None"),
+    "batch_norm of integers": (lambda m: m.batch_norm(INT, None, None, training=True), "input.float()"),
+    "batch_norm momentum": (lambda m: m.batch_norm(X, None, None, training=True, momentum=None), "cumulative average"),
+    "batch_norm eps": (lambda m: m.batch_norm(X, None, None, training=True, eps=0.0), "try 1e-5"),
+    "batch_norm negative eps": (lambda m: m.batch_norm(X, R(6), R(6), eps=-1.0), "try 1e-5"),
+    "batch_norm running dtypes": (lambda m: m.batch_norm(X, R(6).half(), R(6).half()), "running_mean has dtype torch.float16"),
+    "batch_norm running device": (lambda m: m.batch_norm(X, *R(2, 6, device="meta")), "running_mean is on meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_torch_phrase_then_our_hint(name):
+    call, hint = BAD[name]
+    with pytest.raises(Exception) as torchs:
+        call(F)
+    with pytest.raises(type(torchs.value)) as ours:
+        call(O)
+    phrase = str(torchs.value).split("\n")[0]
+    if name == "instance_norm of (N, C)" or "device" in name:
+        phrase = phrase.split("!")[0]
+    assert str(ours.value).startswith(phrase)
+    assert hint in str(ours.value)
+    assert type(ours.value) is type(torchs.value)
+
+
+@pytest.mark.parametrize(
+    "call, hint",
+    [
+        (lambda: O.layer_norm2d(R(2, 6, 5)), "for (N, L, C) use layer_norm"),
+        (lambda: O.layer_norm2d(R(2, 6, 5, 7), R(7)), "is input (N, ..., C)?"),
+        (lambda: O.layer_norm2d(torch.ones(2, 6, 5, 7, dtype=torch.int32)), "input.float()"),
+        (lambda: O.layer_norm([1.0, 2.0], (2,)), "convert it with torch.as_tensor"),
+    ],
+)
+def test_our_own(call, hint):
+    with pytest.raises((RuntimeError, TypeError, NotImplementedError)) as error:
+        call()
+    assert hint in str(error.value)
+
+
+def test_nothing_is_touched():
+    mean, var = torch.zeros(6), torch.ones(6)
+    for bad in (dict(weight=R(5)), dict(bias=R(6).double()), dict(weight=R(6, device="meta"))):
+        with pytest.raises(RuntimeError):
+            O.batch_norm(X, mean, var, training=True, **bad)
+        with pytest.raises(RuntimeError):
+            O.instance_norm(X, mean, var, **bad)
+    assert not mean.any() and (var == 1).all()
+
+
+def test_a_good_call_does_not_hide_a_bad_one():
+    """Launchers are kept by the kind of call; whatever an error depends on is part of the kind."""
+    x, w = R(4, 6), R(6)
+    O.layer_norm(x, (6,), w)
+    for bad in (R(3, 2), R(6).double(), R(6, device="meta")):
+        with pytest.raises(RuntimeError):
+            O.layer_norm(x, (6,), bad)
+    with pytest.raises(RuntimeError, match="normalized_shape"):
+        O.layer_norm(x, (3,), w)
