@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint mutations clean
 
 demo: $(READY)
 	$(BIN)/onepass demo
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+mutations: $(READY)
+	$(BIN)/python tests/mutations.py
 
 clean:
 	rm -rf .venv

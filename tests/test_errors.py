@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import onepass
 import onepass.functional as O
 
 R = torch.randn
@@ -95,7 +96,7 @@ def test_our_own(call, hint):
 
 def test_nothing_is_touched():
     mean, var = torch.zeros(6), torch.ones(6)
-    for bad in (dict(weight=R(5)), dict(bias=R(6).double()), dict(weight=R(6, device="meta"))):
+    for bad in ({"weight": R(5)}, {"bias": R(6).double()}, {"weight": R(6, device="meta")}):
         with pytest.raises(RuntimeError):
             O.batch_norm(X, mean, var, training=True, **bad)
         with pytest.raises(RuntimeError):
@@ -106,9 +107,11 @@ def test_nothing_is_touched():
 def test_a_good_call_does_not_hide_a_bad_one():
     """Launchers are kept by the kind of call; whatever an error depends on is part of the kind."""
     x, w = R(4, 6), R(6)
-    O.layer_norm(x, (6,), w)
-    for bad in (R(3, 2), R(6).double(), R(6, device="meta")):
-        with pytest.raises(RuntimeError):
-            O.layer_norm(x, (6,), bad)
-    with pytest.raises(RuntimeError, match="normalized_shape"):
-        O.layer_norm(x, (3,), w)
+    for family in ("aten", "formula"):
+        with onepass.force(family):
+            O.layer_norm(x, (6,), w)
+            for bad, hint in ((R(3, 2), "reshape it"), (R(6).double(), "convert with"), (R(6, device="meta"), "move it")):
+                with pytest.raises(RuntimeError, match=hint):
+                    O.layer_norm(x, (6,), bad)
+            with pytest.raises(RuntimeError, match="pass normalized_shape"):
+                O.layer_norm(x, (3,), w)

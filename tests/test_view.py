@@ -41,7 +41,7 @@ def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of) -
 
 def _norms(shape: tuple[int, ...], groups: int):
     """Each norm with its definition written out on indices of x."""
-    n, c, *rest = shape
+    _n, c, *_rest = shape
     width = c // groups
     yield spec.group_norm(groups), lambda i: (i[0], i[1] // width), lambda i: i[1]
     yield spec.instance_norm(), lambda i: i[:2], lambda i: i[1]

@@ -133,9 +133,12 @@ def _doctor(args: argparse.Namespace) -> int:
                 case = Case(op, (2, 8, 6, 6), layout, groups=4)
                 trouble = _trouble(case, name)
                 broken += bool(trouble)
+                if trouble:
+                    print(f"  {op:14}{_layout(case):6}{trouble}")
+                    continue
                 operands = cases.make(case, device=name)
                 plans = explain(cases.call, case, operands)
-                print(f"  {op:14}{_layout(case):6}{trouble or 'ok':6}route {ops.route(*operands[:3])}", end="; ")
+                print(f"  {op:14}{_layout(case):6}ok  route {ops.route(*operands[:3])}", end="; ")
                 print(f"{plans.forward}, backward {plans.backward}")
                 for plan in (plans.forward, plans.backward):
                     for family, reasons in plan.why_not:

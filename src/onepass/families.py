@@ -2,7 +2,7 @@
 
 A family is data: a name, the module that runs it, and `unsupported`. A new one joins by standing in FAMILIES; no caller changes.
 Its module is imported on first use and offers `infer`, `forward` and `backward`, each of which takes a Plan and a NormProblem and returns
-a callable on tensors.
+a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's device is for it to notice.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def aten_variant(problem: NormProblem) -> str:
         return ""
     if x.outer == 1 and x.sets > 1 and (p.a, p.b, p.c, p.d) == (0, 0, 1, 0):
         return "given" if problem.given else "channels"
-    if problem.given or not problem.spec.centered or x.reps > 1 or x.sets > 1:
+    if problem.given or x.reps > 1 or x.sets > 1:
         return ""
     if not problem.affine or (p.a == 0 and problem.param_size == x.run):
         return "rows"
     per_row = x.run // p.channel_run if p.d else 1
     grouped = p.every == 1 and p.a == (per_row if p.period > 1 else 0) and p.d == (1 if per_row > 1 else 0)
-    return "row_groups" if grouped else ""
+    return "row_groups" if grouped and problem.spec.centered else ""
 
 
 def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
@@ -55,9 +55,7 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
     if problem.x is None:
         return [_no_view(problem)]
     variant = aten_variant(problem)
-    if not problem.spec.centered:
-        return ["torch composes norms without a mean from elementwise operations, as our formula does"]
-    if not variant and not problem.given and problem.x.outer * problem.x.run > 1 and problem.x.reps > 1:
+    if not variant and not problem.given and problem.x.reps > 1 and problem.param and problem.param.b == 0:
         return ["torch's channels-last kernel takes E[x²] - E[x]²: 27000 times the error budget where the mean is 10⁴·std"]
     if not variant:
         return ["none of torch's kernels walks this view with this parameter map"]
@@ -76,6 +74,8 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
         reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
     if direction == BACKWARD and variant == "rows" and half:
         reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
+    if direction == BACKWARD and not problem.spec.centered:
+        reasons.append("torch has no CPU kernel for the backward of rows without a mean")
     if direction == BACKWARD and variant == "given":
         reasons.append("torch's backward by given statistics needs the variance, and rstd is what is saved")
     return reasons

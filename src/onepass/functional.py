@@ -30,7 +30,7 @@ def layer_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return handle_torch_function(layer_norm, (input,), input, normalized_shape, weight, bias, eps)
-    shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("layer_norm", normalized_shape)
+    shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("layer_norm", normalized_shape)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     return ops.norm(_layer_norm, (shape, eps), input, weight, bias)
@@ -48,7 +48,7 @@ def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | No
     """
     if type(input) is not Tensor and _overridden(input):
         return handle_torch_function(rms_norm, (input,), input, normalized_shape, weight, eps)
-    shape = normalized_shape if type(normalized_shape) is tuple else check.shape_of("rms_norm", normalized_shape)
+    shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("rms_norm", normalized_shape)
     if input.is_cuda:
         input, weight, _ = _autocast(input, weight, None)
     return ops.norm(_rms_norm, (shape, eps), input, weight)
@@ -119,7 +119,7 @@ def instance_norm(
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
     if running_mean is None or running_var is None:
         return ops.norm(_instance_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm_tracked(spec.instance_norm(eps), input, weight, bias)
+    y, mean, var = ops.norm_tracked(_instance_norm, (eps,), input, weight, bias)
     if input.numel():
         _update(running_mean, mean.mean(0), momentum)
         _update(running_var, _unbiased(var, input).mean(0), momentum)
@@ -156,7 +156,7 @@ def batch_norm(
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
     if running_mean is None or running_var is None:
         return ops.norm(_batch_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm_tracked(spec.batch_norm(eps), input, weight, bias)
+    y, mean, var = ops.norm_tracked(_batch_norm, (eps,), input, weight, bias)
     if input.numel():
         _update(running_mean, mean, momentum)
         _update(running_var, _unbiased(var, input), momentum)
@@ -182,9 +182,12 @@ def _unbiased(var: Tensor, input: Tensor) -> Tensor:
 
 
 def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
-    """running = (1 - momentum)·running + momentum·batch, rounded once. (12)"""
+    """running = (1 - momentum)·running + momentum·batch, in the accumulator's dtype. (12)"""
     batch = batch.reshape(running.shape)
-    running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
+    if running.dtype == batch.dtype and not isinstance(momentum, Tensor):
+        running.mul_(1 - momentum).add_(batch, alpha=momentum)
+    else:
+        running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
 
 
 def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -28,7 +28,7 @@ Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec, after 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
-PLAIN = {Tensor, torch.nn.Parameter}
+PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 
 _functorch_active = torch._C._are_functorch_transforms_active
@@ -42,12 +42,7 @@ def route(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -
         return REFERENCE if _functorch_active() else OP
     if _functorch_active() or forward_ad._current_level >= 0:
         return REFERENCE
-    if (
-        _dispatch_modes()
-        or type(x) not in PLAIN
-        or (weight is not None and type(weight) not in PLAIN)
-        or (bias is not None and type(bias) not in PLAIN)
-    ):
+    if _dispatch_modes() or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN:
         return OP
     return DIRECT
 
@@ -87,6 +82,18 @@ def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -
     return found
 
 
+def _ready_for(
+    define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool
+) -> Ready:
+    """The launchers for this kind of call: checked, bound and planned once."""
+    key = (
+        define, args, current.get(), given, track, x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device,
+        None if weight is None else (weight.shape, weight.dtype),
+        None if bias is None else (bias.shape, bias.dtype),
+    )  # fmt: skip
+    return _ready.get(key) or _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, given, track), x.device)
+
+
 def norm(
     define: Define,
     args: tuple[Any, ...],
@@ -103,27 +110,27 @@ def norm(
     way = route(x, weight, bias)
     if way is not DIRECT:
         return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, False)[0]
-    key = (
-        define, args, current.get(), var is None, x.shape, x.stride(), x.dtype, x.device,
-        None if weight is None else (weight.shape, weight.dtype, weight.device),
-        None if bias is None else (bias.shape, bias.dtype, bias.device),
-    )  # fmt: skip
-    ready = _ready.get(key)
-    if ready is None:
-        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
+    ready = _ready_for(define, args, x, weight, bias, var is not None, False)
     if torch.is_grad_enabled() and (
         x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     ):
         return _Norm.apply(x, weight, bias, mean, var, ready)[0]  # pyright: ignore[reportOptionalSubscript]
-    return ready.infer(x, weight, bias, mean, var)
+    try:
+        return ready.infer(x, weight, bias, mean, var)
+    except RuntimeError:
+        define(x, weight, bias, *args)  # devices are not in the key: a parameter on another one is explained here
+        raise
 
 
-def norm_tracked(spec: NormSpec, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def norm_tracked(
+    define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize x; returns y, and the mean and biased variance of each set, through which no gradient flows."""
     way = route(x, weight, bias)
     if way is not DIRECT:
-        return _by_spec(way, spec, x, weight, bias, None, None, True)
-    return _Norm.apply(x, weight, bias, None, None, _bound(spec, x, weight, bias, False, True))  # pyright: ignore[reportReturnType]
+        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, None, None, True)
+    ready = _ready_for(define, args, x, weight, bias, False, True)
+    return _Norm.apply(x, weight, bias, None, None, ready)  # pyright: ignore[reportReturnType]
 
 
 def _by_spec(

@@ -17,7 +17,6 @@ from ..problem import accumulator
 from . import cases
 from .cases import Case, Operands
 
-
 AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
 
 

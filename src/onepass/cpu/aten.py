@@ -17,7 +17,7 @@ from ..plan import Plan
 from ..problem import NormProblem, contiguous_stride, laid_out
 from ..reference import Result
 
-Statistics = tuple[Tensor, Tensor, Tensor, Tensor | None]  # y, mean, rstd, var
+Statistics = tuple[Tensor, Tensor | None, Tensor, Tensor | None]  # y, mean, rstd, var
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -25,18 +25,29 @@ class _Rows:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
         spec = problem.spec
-        trailing = spec.axes.endswith(spec.reduced) and spec.params == spec.reduced
-        if trailing and problem.stride == contiguous_stride(problem.shape):
+        if spec.axes.endswith(spec.reduced) and spec.params == spec.reduced and _contiguous(problem):
             self.shape = problem.shape  # as it is, nothing to pack
             self.tail = problem.shape[-len(spec.reduced.split()) :]
         else:
             self.shape, self.tail = (problem.x.outer, problem.x.run), (problem.x.run,)
         self.column = *self.shape[: len(self.shape) - len(self.tail)], *(1 for _ in self.tail)
-        self.eps = spec.eps
+        self.eps, self.centered = spec.eps, spec.centered
         self.param_shape = self.tail
 
+    def infer(self, problem: NormProblem):
+        tail, eps = self.tail, self.eps
+        if self.shape != problem.shape:
+            return None
+        if self.centered:  # the call that must cost little more than torch's own
+            return lambda x, weight, bias, mean, var: torch.layer_norm(x, tail, weight, bias, eps, False)
+        if problem.weight in (None, problem.dtype):
+            return lambda x, weight, bias, mean, var: torch.rms_norm(x, tail, weight, eps)
+
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
-        return *torch.native_layer_norm(x, self.tail, weight, bias, self.eps), None
+        if self.centered:
+            return *torch.native_layer_norm(x, self.tail, weight, bias, self.eps), None
+        y, rstd = torch.ops.aten._fused_rms_norm(x, self.tail, weight, self.eps)
+        return y, None, rstd, None
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
         mean, rstd = mean.view(self.column), rstd.view(self.column)
@@ -50,6 +61,11 @@ class _RowGroups:
         per_row = x.run // p.channel_run if p.d else 1  # parameters in a row
         self.shape = x.outer // p.period, p.period * per_row, x.run // per_row
         self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.shape[1:2]
+
+    def infer(self, problem: NormProblem):
+        groups, eps = self.groups, self.eps
+        if _contiguous(problem) and problem.shape[:2] == self.shape[:2]:
+            return lambda x, weight, bias, mean, var: torch.group_norm(x, groups, weight, bias, eps, False)
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
         return *torch.native_group_norm(x, weight, bias, *self.shape, self.groups, self.eps), None
@@ -66,6 +82,12 @@ class _Channels:
         assert problem.x is not None
         self.shape, self.eps, self.acc = problem.x.sizes[1:], problem.spec.eps, problem.acc
         self.count, self.param_shape = problem.x.reps * problem.x.run, self.shape[1:2]
+
+    def infer(self, problem: NormProblem):
+        eps, given = self.eps, problem.given
+        channels = problem.shape[1:2] == self.shape[1:2] and problem.stride[0] >= max(problem.stride[1:])
+        if channels and problem.dtype == self.acc:
+            return lambda x, weight, bias, mean, var: torch.batch_norm(x, weight, bias, mean, var, not given, 0.0, eps, False)
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
         # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
@@ -89,9 +111,9 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 def infer(plan: Plan, problem: NormProblem):
     kernel = KERNELS[plan.variant](problem)
-    if isinstance(kernel, _Rows) and kernel.shape == problem.shape:  # the call that must cost little more than torch's own
-        tail, eps = kernel.tail, kernel.eps
-        return lambda x, weight, bias, mean, var: torch.layer_norm(x, tail, weight, bias, eps, False)
+    on_x_itself = kernel.infer(problem)
+    if on_x_itself is not None:
+        return on_x_itself
     launch = forward(plan, problem)
     return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
 
@@ -142,6 +164,10 @@ def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> 
     if param is None or (param.dtype == problem.acc and param.shape == shape and param.is_contiguous()):
         return param
     return param.to(problem.acc).contiguous().view(shape)
+
+
+def _contiguous(problem: NormProblem) -> bool:
+    return problem.stride == contiguous_stride(problem.shape)
 
 
 def _kept(stat: Tensor | None, problem: NormProblem) -> Tensor | None:

@@ -1,0 +1,79 @@
+"""Planted faults: each must turn the tests named beside it red.
+
+Run `make mutations` for all of them, with progress; the suite runs the quick ones.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mutation(NamedTuple):
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str  # pytest arguments
+    quick: bool = False  # also in the suite
+
+
+VIEW = "tests/test_view.py -k the_table or every_norm"
+CASES = "tests/test_numerics.py -k every_case and float32"
+BLOCKS = "tests/test_numerics.py -k blocks"
+
+MUTATIONS = [
+    Mutation("K and L swapped in the parameter index", "problem.py", "t // self.channel_run * self.d", "t % self.channel_run * self.d", VIEW, True),
+    Mutation("a reduced axis taken for a kept one", "problem.py", "any(axis.reduced for axis in outer + sets)", "any(axis.reduced for axis in sets)", VIEW),
+    Mutation("axes merged that are not evenly spaced", "problem.py", "if any(stride != size * below", "if any(stride < size * below", VIEW),
+    Mutation("strides of groups ignore their width", "spec.py", "at, prod(sizes[i + 1 :])", "at, 1", VIEW),
+    Mutation("one Chan term skipped", "moments.py", "p.m2 + q.m2 + delta.square() * (p.count * q.count / count)", "p.m2 + q.m2", BLOCKS, True),
+    Mutation("the merged mean unweighted", "moments.py", "delta * (q.count / count)", "delta * 0.5", BLOCKS),
+    Mutation("E[x²] - E[x]²", "moments.py", "total((x if mean is None else x - mean).square(), dims))",
+             "total(x.square(), dims) - (0 if mean is None else count * mean.square()))", "tests/test_numerics.py -k shifted or far_from_zero"),
+    Mutation("c1 dropped", "reference.py", "wdy if c1 is None else wdy - c1, x_hat", "wdy, x_hat", CASES),
+    Mutation("c2 of the wrong sign", "reference.py", "x_hat, c2, value=-1", "x_hat, c2, value=1", CASES),
+    Mutation("the last block dropped", "cpu/formula.py", "for i in range(start, stop, step)]", "for i in range(start, stop - step, step)]", BLOCKS, True),
+    Mutation("gradients of a block overwrite the last", "cpu/formula.py", "_at(dw7, part).add_(", "_at(dw7, part).copy_(", BLOCKS),
+    Mutation("statistics rounded to x's dtype", "cpu/formula.py", "self.acc = problem.acc", "self.acc = problem.dtype",
+             "tests/test_numerics.py -k every_case and bfloat16"),
+    Mutation("dy read as if laid out like y", "cpu/formula.py", "self._split(laid_out(y, self.problem.y_stride), self.y_view)", "self._split(y, self.y_view)", CASES),
+    Mutation("eps forgotten in the op", "ops.py", "_bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, track)",
+             "_bound(NormSpec.unpack(words, sizes, 0.0), x, weight, bias, given, track)", "tests/test_routes.py -k dynamic_shapes"),
+    Mutation("the biased variance in running_var", "functional.py", "var * (count / max(count - 1, 1))", "var * 1", "tests/test_nn.py -k same_as_torch"),
+    Mutation("launchers kept whatever the weight", "ops.py", "None if weight is None else (weight.shape, weight.dtype)", "weight is None",
+             "tests/test_errors.py -k good_call"),
+    Mutation("a half-type row backward left to torch", "families.py", 'variant == "rows" and half', 'variant == "none" and half',
+             "tests/test_numerics.py -k every_case and bfloat16 and layer_norm"),
+]  # fmt: skip
+
+
+def survives(mutation: Mutation) -> str:
+    """Apply a mutation to a copy of the sources and run its tests: "" if they fail, as they should, else what was printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "onepass"
+        shutil.copytree(ROOT / "src" / "onepass", source)
+        path = source / mutation.file
+        text = path.read_text()
+        assert text.count(mutation.before) == 1, f"{mutation.name}: {mutation.before!r} stands {text.count(mutation.before)} times"
+        path.write_text(text.replace(mutation.before, mutation.after))
+        file, _, words = mutation.tests.partition(" -k ")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, *(["-k", words] if words else [])]
+        result = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
+    return "" if result.returncode == 1 else f"exit code {result.returncode}\n{result.stdout[-2000:]}"
+
+
+if __name__ == "__main__":
+    alive = 0
+    for number, mutation in enumerate(MUTATIONS, 1):
+        output = survives(mutation)
+        alive += bool(output)
+        print(f"{number}/{len(MUTATIONS)} {'SURVIVES' if output else 'killed  '} {mutation.name}", flush=True)
+        if output:
+            print(output)
+    sys.exit(1 if alive else 0)

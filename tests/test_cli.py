@@ -1,0 +1,69 @@
+"""The command line, as a user types it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from onepass import cli
+from onepass.bench import cases, verify
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "onepass.cli", *args], capture_output=True, text=True)
+
+
+def test_run_of_the_readme():
+    text = "run group_norm --shape 4,64,8,8 --groups 32 --layout nhwc --dtype float16 --init normal --seed 0 --verify --time"
+    result = run(*text.split())
+    assert result.returncode == 0, result.stderr
+    for part in ("outer 4, reps 64, sets 32, run 2", "forward   formula", "of the budget", "milliseconds"):
+        assert part in result.stdout
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_run_every_norm(op, capsys):
+    for extra in ([], ["--evaluate"] if op in ("batch_norm", "instance_norm") else ["--affine", "none"]):
+        assert cli.main(["run", op, "--shape", "3,8,4,5", "--groups", "4", "--verify", "--wide", "--dtype", "bfloat16", *extra]) == 0
+    assert "dx" in capsys.readouterr().out
+
+
+def test_run_reports_bad_arguments(capsys):
+    assert cli.main(["run", "group_norm", "--shape", "2,320,8,8", "--groups", "48"]) == 2
+    assert "nearest divisors of 320: 40, 64" in capsys.readouterr().err
+
+
+def test_run_fails_when_the_budget_is_broken(monkeypatch, capsys):
+    monkeypatch.setattr("onepass.bench.oracle.half_ulp", lambda x, dtype: x * 0)
+    assert cli.main(["run", "layer_norm", "--shape", "3,64", "--dtype", "bfloat16", "--verify"]) == 1
+
+
+def test_doctor(capsys):
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "All well." in out and "route direct" in out and "not aten" in out
+
+
+def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
+    monkeypatch.setattr("onepass.bench.cases.functional.rms_norm", lambda x, *args: x)
+    assert cli.main(["doctor"]) == 1
+    assert "BROKEN" in capsys.readouterr().out
+
+
+def test_verify_prints_a_matrix(monkeypatch, capsys):
+    monkeypatch.setattr(cases, "CASES", cases.CASES[:3])
+    assert cli.main(["verify", "--dtype", "float16", "--reasons"]) == 0
+    out = capsys.readouterr().out
+    assert "layer_norm 64x257" in out and "9 cells" in out and "0 failed" in out
+
+
+def test_an_empty_cell_without_a_reason_fails():
+    assert not verify.Cell(cases.CASES[0], "formula", verify.DTYPES[0]).ok
+    assert verify.Cell(cases.CASES[0], "formula", verify.DTYPES[0], reasons=("because",)).ok
+
+
+def test_demo(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "DEMO", [case for case in cli.DEMO if case.op in ("rms_norm", "layer_norm2d")])
+    assert cli.main(["demo"]) == 0
+    out = capsys.readouterr().out
+    assert "layer_norm2d" in out and "within the budget" in out

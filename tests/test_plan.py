@@ -1,0 +1,90 @@
+"""Planning is pure: the same problem, device and options give the same plan on any machine."""
+
+import pytest
+import torch
+
+import onepass
+from onepass import spec
+from onepass.bench.cases import lay_out
+from onepass.device import Device
+from onepass.families import FAMILIES
+from onepass.plan import Options, plan
+from onepass.problem import bind
+
+CPU, GPU = Device("cpu"), Device("cuda", "any")
+
+
+def _bind(definition, shape=(4, 8, 6, 6), layout="contiguous", dtype=torch.float32, **flags):
+    x = lay_out(torch.empty(shape, dtype=dtype), layout)
+    params = None if not flags.pop("affine", True) else torch.empty(1, dtype=dtype)
+    return bind(definition, x, params, params, **flags)
+
+
+@pytest.mark.parametrize(
+    "problem, forward, backward",
+    [
+        (_bind(spec.layer_norm(1)), "aten.rows", "aten.rows"),
+        (_bind(spec.layer_norm(1), layout="transposed"), "aten.rows", "aten.rows"),
+        (_bind(spec.layer_norm(1), dtype=torch.bfloat16), "aten.rows", "formula"),
+        (_bind(spec.rms_norm(1, 1e-6)), "aten.rows", "formula"),
+        (_bind(spec.group_norm(4)), "aten.row_groups", "aten.row_groups"),
+        (_bind(spec.group_norm(4), affine=False), "aten.rows", "aten.rows"),
+        (_bind(spec.group_norm(4), layout="channels_last"), "formula", "formula"),
+        (_bind(spec.instance_norm()), "aten.row_groups", "aten.row_groups"),
+        (_bind(spec.instance_norm(), track=True), "formula", "formula"),
+        (_bind(spec.batch_norm()), "aten.channels", "aten.channels"),
+        (_bind(spec.batch_norm(), dtype=torch.float16), "formula", "formula"),
+        (_bind(spec.batch_norm(), layout="channels_last"), "formula", "formula"),
+        (_bind(spec.batch_norm(), given=True), "aten.given", "formula"),
+        (_bind(spec.layer_norm2d()), "formula", "formula"),
+        (_bind(spec.layer_norm2d(), layout="channels_last"), "aten.rows", "aten.rows"),
+        (_bind(spec.layer_norm(1), shape=(0, 8)), "reference", "reference"),
+    ],
+)
+def test_the_plan(problem, forward, backward):
+    assert str(plan(problem, CPU, "forward")) == forward
+    assert str(plan(problem, CPU, "backward")) == backward
+
+
+def test_a_gpu_runs_what_is_proved_there():
+    chosen = plan(_bind(spec.layer_norm(1)), GPU)
+    assert chosen.family == "formula" and "on the CPU only" in chosen.why_not[0][1][0]
+
+
+def test_problems_are_hashable_and_plans_pure():
+    one, two = _bind(spec.group_norm(2)), _bind(spec.group_norm(2))
+    assert one == two and hash(one) == hash(two) and plan(one, CPU) == plan(two, CPU)
+
+
+def test_every_family_gives_reasons_or_runs():
+    for layout in ("contiguous", "channels_last", "strided"):
+        problem = _bind(spec.group_norm(4), layout=layout)
+        for family in FAMILIES:
+            reasons = family.unsupported(problem, CPU, "forward")
+            assert all(isinstance(reason, str) and reason for reason in reasons)
+    assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), shape=(0, 8)), GPU, "backward") == []
+
+
+def test_force():
+    x = torch.randn(4, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="family='fast' is unknown; expected one of aten, formula, reference"), onepass.force("fast"):
+        pass
+    with onepass.force("aten"), pytest.raises(onepass.CannotForce, match="27000 times the error budget"):
+        onepass.functional.group_norm(x, 4)
+    assert plan(_bind(spec.group_norm(4)), CPU, options=Options(family="reference")).family == "reference"
+
+
+def test_explain():
+    text = str(onepass.explain(onepass.functional.group_norm, torch.randn(2, 320, 8, 8), 32))
+    for part in ("outer 64, reps 1, sets 1, run 640", "(o % 32)·10 + (t // 64)", "aten.row", "at least 327680 bytes"):
+        assert part in text
+    copied = str(onepass.explain(onepass.functional.batch_norm, torch.randn(4, 6, 5, 8)[..., ::2], None, None, training=True))
+    assert "x is copied first: no four-axis view" in copied
+    with pytest.raises(TypeError, match="did not reach a norm"):
+        onepass.explain(torch.relu, torch.randn(2))
+
+
+def test_explain_does_not_run():
+    mean, var = torch.zeros(6), torch.ones(6)
+    onepass.explain(onepass.functional.batch_norm, torch.randn(4, 6), mean, var, training=True)
+    assert not mean.any()

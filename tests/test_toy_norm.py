@@ -1,0 +1,53 @@
+"""A norm that nobody built, defined by a spec alone: GroupNorm whose statistics span pairs of samples."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import onepass
+from onepass import ops
+from onepass.bench.cases import lay_out
+from onepass.spec import NormSpec
+
+GROUPS = 3
+PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
+
+
+def paired_group_norm(x, weight, bias):
+    return ops.norm(lambda *_: PAIRED, (), x, weight, bias)
+
+
+def definition(x, weight, bias):
+    n, c = x.shape[:2]
+    pairs = x.reshape(n // 2, 2, GROUPS, c // GROUPS, -1)
+    var, mean = torch.var_mean(pairs, dim=(1, 3, 4), correction=0, keepdim=True)
+    x_hat = ((pairs - mean) / torch.sqrt(var + 1e-5)).reshape(x.shape)
+    shape = (1, c, *(1 for _ in x.shape[2:]))
+    return x_hat * weight.view(shape) + bias.view(shape)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed"])
+@pytest.mark.parametrize("family", ["formula", "reference"])
+def test_matches_its_definition(family, layout):
+    x = lay_out(torch.randn(6, 12, 4, 5, dtype=torch.float64), layout).requires_grad_()
+    weight, bias = (torch.randn(12, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    with onepass.force(family):
+        y = paired_group_norm(x, weight, bias)
+        expected = definition(x, weight, bias)
+        assert_close(y, expected)
+        dy = torch.randn(y.shape, dtype=y.dtype)
+        grads, wanted = (torch.autograd.grad(out, (x, weight, bias), dy) for out in (y, expected))
+        assert_close(grads, wanted)
+
+
+def test_second_derivative_compile_and_explain():
+    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 3, 2), (3,), (3,))]
+    assert torch.autograd.gradgradcheck(paired_group_norm, inputs)
+    torch._dynamo.reset()
+    assert_close(torch.compile(paired_group_norm, fullgraph=True, backend="aot_eager")(*inputs), definition(*inputs))
+    assert "outer 1, reps 2, sets 3, run 2" in str(onepass.explain(paired_group_norm, *inputs))
+
+
+def test_a_shape_that_does_not_factor():
+    with pytest.raises(ValueError, match=r"dimension 0 of shape .* is not divisible by 2"):
+        paired_group_norm(torch.randn(5, 12, 4), None, None)
