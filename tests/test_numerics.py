@@ -124,6 +124,14 @@ def test_inputs_are_untouched():
         assert all(a is b is None or torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(operands, before)), case.name
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_default_eps(dtype):
+    """Values so small that eps decides."""
+    x = torch.full((2, 8), 1e-4).to(dtype)
+    torch.testing.assert_close(onepass.functional.rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)))
+    torch.testing.assert_close(onepass.functional.layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)))
+
+
 @pytest.mark.slow
 def test_more_than_2_31_elements():
     x = torch.zeros(2**31 + 64, dtype=torch.bfloat16).view(-1, 64)

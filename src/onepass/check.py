@@ -178,6 +178,11 @@ def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
 
 
 def _float(x: Tensor, kernel: str) -> None:
+    if x.layout != torch.strided:
+        raise NotImplementedError(
+            f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(), or '
+            "normalize the values of a jagged one"
+        )
     if x.dtype not in FLOATS:
         scalar = _SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
         raise NotImplementedError(

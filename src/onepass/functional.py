@@ -49,14 +49,14 @@ def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | No
     if type(input) is not Tensor and _overridden(input):
         return handle_torch_function(rms_norm, (input,), input, normalized_shape, weight, eps)
     shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("rms_norm", normalized_shape)
-    if input.is_cuda:
-        input, weight, _ = _autocast(input, weight, None)
     return ops.norm(_rms_norm, (shape, eps), input, weight)
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None, bias: None, normalized_shape: tuple[int, ...], eps: float | None):
     check.rms_norm(x, normalized_shape, weight)
-    return spec.rms_norm(len(normalized_shape), torch.finfo(x.dtype).eps if eps is None else eps)
+    if eps is None:
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+    return spec.rms_norm(len(normalized_shape), eps)
 
 
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
@@ -191,7 +191,7 @@ def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
 
 
 def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Under CUDA autocast torch runs these norms in float32; on the CPU it leaves them alone."""
+    """Under CUDA autocast torch runs layer_norm and group_norm in float32; the others, and the CPU, it leaves alone."""
     if torch.is_autocast_enabled("cuda"):
         return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()
     return x, weight, bias

@@ -2,7 +2,7 @@
 
 - direct: plain tensors outside compile go straight to a ready launcher, through a classic autograd.Function only if a gradient is needed;
 - op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
-- reference: functorch transforms and forward-mode AD differentiate the definition itself, as does a backward that is to be differentiated.
+- reference: functorch transforms, forward-mode AD and jit.trace see the definition itself, as does a backward that is to be differentiated.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_dynamo_compiling  # non-strict export, which this misses, shows as a dispatch mode
 
 
@@ -40,7 +41,7 @@ def route(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -
     """Which route a call with these tensors takes now."""
     if _compiling():
         return REFERENCE if _functorch_active() else OP
-    if _functorch_active() or forward_ad._current_level >= 0:
+    if _functorch_active() or forward_ad._current_level >= 0 or _jit_tracing() is not None:
         return REFERENCE
     if _dispatch_modes() or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN:
         return OP
