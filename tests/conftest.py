@@ -1,7 +1,11 @@
 """Fresh memory is poisoned with NaN in every test, so that whatever is read before it was written shows."""
 
+import os
+
 import pytest
 import torch
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic mode asks of CUDA
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,8 @@ CASES = "tests/test_numerics.py -k every_case and float32"
 BLOCKS = "tests/test_numerics.py -k blocks"
 
 MUTATIONS = [
-    Mutation("K and L swapped in the parameter index", "problem.py", "t // self.channel_run * self.d", "t % self.channel_run * self.d", VIEW, True),
+    Mutation("K and L swapped", "cpu/formula.py", "run // self.p.channel_run, self.p.channel_run)", "self.p.channel_run, run // self.p.channel_run)", CASES, True),
+    Mutation("the parameter index by the wrong remainder", "problem.py", "t // self.channel_run * self.d", "t % self.channel_run * self.d", VIEW),
     Mutation("a reduced axis taken for a kept one", "problem.py", "any(axis.reduced for axis in outer + sets)", "any(axis.reduced for axis in sets)", VIEW),
     Mutation("axes merged that are not evenly spaced", "problem.py", "if any(stride != size * below", "if any(stride < size * below", VIEW),
     Mutation("strides of groups ignore their width", "spec.py", "at, prod(sizes[i + 1 :])", "at, 1", VIEW),

@@ -86,6 +86,10 @@ def test_torch_phrase_then_our_hint(name):
         (lambda: O.layer_norm2d(R(2, 6, 5, 7), R(7)), "is input (N, ..., C)?"),
         (lambda: O.layer_norm2d(torch.ones(2, 6, 5, 7, dtype=torch.int32)), "input.float()"),
         (lambda: O.layer_norm([1.0, 2.0], (2,)), "convert it with torch.as_tensor"),
+        (lambda: O.layer_norm(R(2, 2), (2,), [1.0, 2.0]), "argument 'weight' must be Tensor, not list"),
+        (lambda: O.layer_norm(R(2, 2), (2.0,)), "must be tuple of ints"),
+        (lambda: O.group_norm(R(2, 2), 2.0), "must be int, not float"),
+        (lambda: O.layer_norm(R(2, 2).to_sparse(), (2,)), "input.to_dense()"),
     ],
 )
 def test_our_own(call, hint):
@@ -113,5 +117,7 @@ def test_a_good_call_does_not_hide_a_bad_one():
             for bad, hint in ((R(3, 2), "reshape it"), (R(6).double(), "convert with"), (R(6, device="meta"), "move it")):
                 with pytest.raises(RuntimeError, match=hint):
                     O.layer_norm(x, (6,), bad)
+                with pytest.raises(RuntimeError, match=hint):
+                    O.layer_norm(x.clone().requires_grad_(), (6,), bad)
             with pytest.raises(RuntimeError, match="pass normalized_shape"):
                 O.layer_norm(x, (3,), w)

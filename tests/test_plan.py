@@ -56,13 +56,11 @@ def test_problems_are_hashable_and_plans_pure():
     assert one == two and hash(one) == hash(two) and plan(one, CPU) == plan(two, CPU)
 
 
-def test_every_family_gives_reasons_or_runs():
-    for layout in ("contiguous", "channels_last", "strided"):
-        problem = _bind(spec.group_norm(4), layout=layout)
-        for family in FAMILIES:
-            reasons = family.unsupported(problem, CPU, "forward")
-            assert all(isinstance(reason, str) and reason for reason in reasons)
-    assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), shape=(0, 8)), GPU, "backward") == []
+def test_the_last_family_supports_everything():
+    for device in (CPU, GPU):
+        for layout in ("contiguous", "channels_last", "strided"):
+            assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), layout=layout), device, "backward") == []
+        assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), shape=(0, 8)), device, "backward") == []
 
 
 def test_force():

@@ -13,8 +13,12 @@ GROUPS = 3
 PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
 
 
+def _paired(x, weight, bias):
+    return PAIRED
+
+
 def paired_group_norm(x, weight, bias):
-    return ops.norm(lambda *_: PAIRED, (), x, weight, bias)
+    return ops.norm(_paired, (), x, weight, bias)
 
 
 def definition(x, weight, bias):
@@ -46,6 +50,35 @@ def test_second_derivative_compile_and_explain():
     torch._dynamo.reset()
     assert_close(torch.compile(paired_group_norm, fullgraph=True, backend="aot_eager")(*inputs), definition(*inputs))
     assert "outer 1, reps 2, sets 3, run 2" in str(onepass.explain(paired_group_norm, *inputs))
+
+
+def test_planned_once():
+    x = torch.randn(4, 6, 2)
+    paired_group_norm(x, None, None)
+    kinds = len(ops._ready)
+    paired_group_norm(x, None, None)
+    assert len(ops._ready) == kinds
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        (("n c *l", "x", "c"), "reduced='x' names 'x', which is no axis of 'n c [*]l'"),
+        (("n c *l", "*l", "g"), "params='g' names 'g'"),
+        (("*n *l", "*l", "*l"), "several starred words"),
+        (("n (g k)", "k", "g k"), "give the size of all but one"),
+    ],
+)
+def test_a_mistyped_spec(spec, message):
+    with pytest.raises(ValueError, match=message):
+        NormSpec(*spec)
+
+
+def test_a_shape_that_does_not_match():
+    with pytest.raises(ValueError, match="do not match the axes"):
+        NormSpec("n c", "c", "c").factor((2, 3, 4))
+    with pytest.raises(ValueError, match="do not match the axes"):
+        PAIRED.factor((2,))
 
 
 def test_a_shape_that_does_not_factor():

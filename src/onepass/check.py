@@ -1,4 +1,4 @@
-"""Every validation and every error message.
+"""Every validation of what users pass, and its message.
 
 A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the
 likely fix. Nothing is touched before its checks have passed.
@@ -6,6 +6,7 @@ likely fix. Nothing is touched before its checks have passed.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -28,6 +29,7 @@ def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None
     _float(x, "LayerNormKernelImpl")
     _trailing(x, normalized_shape, "*, ")
     params = ("weight", weight), ("bias", bias)
+    _are_tensors(*params)
     _shaped_like(normalized_shape, *params)
     _together(x, *params)
 
@@ -35,6 +37,7 @@ def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
     _float(x, "rms_norm")
     _trailing(x, normalized_shape, "*")
+    _are_tensors(("weight", weight))
     _shaped_like(normalized_shape, ("weight", weight))
     _one_device(x, ("weight", weight))
 
@@ -61,6 +64,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     sizes = [x.shape[0] * channels // num_groups, num_groups, *x.shape[2:]]
     _more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
     params = ("weight", weight), ("bias", bias)
+    _are_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (channels,):
             raise RuntimeError(
@@ -78,6 +82,7 @@ def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
             "for (N, L, C) use layer_norm"
         )
     params = ("weight", weight), ("bias", bias)
+    _are_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (x.shape[1],):
             raise RuntimeError(
@@ -119,6 +124,7 @@ def instance_norm(
         )
     _both_or_neither(*running)
     params = ("weight", weight), ("bias", bias)
+    _are_tensors(*params)
     for named in (*params, *running):
         _per_channel(x, named, x.shape[0])
     _together(x, *params)
@@ -139,7 +145,7 @@ def batch_norm(
     if momentum is None:
         raise TypeError(
             "batch_norm(): argument 'momentum' (position 7) must be float, not NoneType; momentum=None, a cumulative average, "
-            "belongs to the module onepass.nn.BatchNorm, which counts its batches"
+            "belongs to the modules onepass.nn.BatchNorm1d, 2d and 3d, which count their batches"
         )
     if training:
         if x.numel():
@@ -155,6 +161,7 @@ def batch_norm(
                 f"{name} must be defined in evaluation mode; got {name}=None: pass running statistics, or training=True to use the batch's"
             )
     params = ("weight", weight), ("bias", bias)
+    _are_tensors(*params)
     for named in (*running, *params):
         _per_channel(x, named, 1)
     _float(x, "batch_norm")
@@ -164,6 +171,16 @@ def batch_norm(
 def tensor(x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
+
+
+def whole(function: str, name: str, value: Any) -> int:
+    """A number of something, as an int."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(
+            f"{function}(): argument '{name}' (position 2) must be int, not {type(value).__name__}; got {name}={value!r}"
+        ) from None
 
 
 def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
@@ -193,6 +210,8 @@ def _float(x: Tensor, kernel: str) -> None:
 
 def _trailing(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
     shape = list(normalized_shape)
+    if any(isinstance(n, float) for n in shape):
+        raise TypeError(f"argument 'normalized_shape' (position 2) must be tuple of ints, not of floats; got {tuple(shape)}")
     if not shape:
         raise RuntimeError(
             "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []; "
@@ -242,6 +261,12 @@ def _together(x: Tensor, *params: Named) -> None:
         f"{phrase}; {odd[0]} has dtype {odd[1].dtype} and input {x.dtype}, parameters must be {expected}: "
         f"convert with {odd[0]}.to({x.dtype})"
     )
+
+
+def _are_tensors(*params: Named) -> None:
+    for name, param in params:
+        if param is not None and not isinstance(param, Tensor):
+            raise TypeError(f"argument '{name}' must be Tensor, not {type(param).__name__}; convert it with torch.as_tensor")
 
 
 def _one_device(x: Tensor, *params: Named) -> None:

@@ -1,4 +1,4 @@
-"""The command line: onepass demo | doctor | run | verify | explain."""
+"""The command line: onepass demo | doctor | run | verify."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from . import __version__, device, ops
 from .bench import cases, oracle, timing, verify
 from .bench.cases import Case
-from .plan import explain, families, force
+from .families import FAMILIES
+from .plan import explain, force
 
 T = TypeVar("T")
 _LAYOUT = {"nchw": "contiguous", "nhwc": "channels_last"}
@@ -33,7 +34,7 @@ DEMO = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch that read every tensor once.")
+    parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch, as one core in every memory layout.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("demo", help="run every norm here, verified and timed beside torch").set_defaults(run=_demo)
@@ -70,11 +71,6 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _dy(operands: cases.Operands, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed + 1)
-    return torch.randn(operands.x.shape, generator=generator).to(operands.x.dtype).to(operands.x.device)
-
-
 def _layout(case: Case) -> str:
     return {name: short for short, name in _LAYOUT.items()}[case.layout] if len(case.shape) == 4 else case.layout
 
@@ -90,19 +86,18 @@ def _demo(args: argparse.Namespace) -> int:
     within = True
     for case in _progress(DEMO, len(DEMO), lambda case: case.name):
         operands = cases.make(case)
-        dy = _dy(operands, 0)
+        dy = cases.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         ours, torchs = (
-            oracle.worst(oracle.evaluate(case, operands, dy, functions), exact.value, exact.allowed)
-            for functions in (cases.functional, cases.TORCH)
+            oracle.worst(oracle.evaluate(case, operands, dy, run), exact.value, exact.allowed) for run in (cases.by_onepass, cases.by_torch)
         )
         within &= max(ours.forward, ours.backward or 0) <= 1
-        plans = explain(cases.call, case, operands)
+        plans = explain(cases.by_onepass, case, operands)
         speed = timing.interleaved(
             [
-                lambda t=operands, c=case, f=functions, g=gradient: oracle.evaluate(c, t, g, f)
+                lambda t=operands, c=case, f=run, g=gradient: oracle.evaluate(c, t, g, f)
                 for gradient in (None, dy)
-                for functions in (cases.functional, cases.TORCH)
+                for run in (cases.by_onepass, cases.by_torch)
             ]
         )
         rows.append(
@@ -137,7 +132,7 @@ def _doctor(args: argparse.Namespace) -> int:
                     print(f"  {op:14}{_layout(case):6}{trouble}")
                     continue
                 operands = cases.make(case, device=name)
-                plans = explain(cases.call, case, operands)
+                plans = explain(cases.by_onepass, case, operands)
                 print(f"  {op:14}{_layout(case):6}ok  route {ops.route(*operands[:3])}", end="; ")
                 print(f"{plans.forward}, backward {plans.backward}")
                 for plan in (plans.forward, plans.backward):
@@ -151,7 +146,7 @@ def _trouble(case: Case, name: str) -> str:
     """What is wrong with a small problem on a device, by the direct route and by the registered op; "" if nothing."""
     try:
         operands = cases.make(case, device=name)
-        dy = _dy(operands, 0)
+        dy = cases.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
         y = torch.ops.onepass.norm(operands.x, operands.weight, operands.bias, None, None, *cases.spec_of(case).pack(), False)[0]
@@ -174,7 +169,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def _verify(args: argparse.Namespace) -> int:
     which = [case for case in cases.CASES if args.op in (None, case.op)]
     dtypes = [d for d in verify.DTYPES if args.dtype in (None, _dtype(d))]
-    total = len(which) * len(dtypes) * len(families())
+    total = len(which) * len(dtypes) * len(FAMILIES)
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {device.describe(torch.device(args.device)).name}")
     print("forward/backward: the worst error as a fraction of the budget; – : not supported there, --reasons says why\n")
     cells: dict[tuple[str, str], dict[torch.dtype, verify.Cell]] = defaultdict(dict)
@@ -219,7 +214,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", choices=[_dtype(d) for d in verify.DTYPES])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--family", choices=[f.name for f in families()], help="pin a kernel family")
+    parser.add_argument("--family", choices=[family.name for family in FAMILIES], help="pin a kernel family")
     parser.add_argument("--verify", action="store_true", help="hold output and gradients against both oracles")
     parser.add_argument("--time", action="store_true", help="time it beside torch")
     parser.set_defaults(run=_run)
@@ -229,9 +224,9 @@ def _run(args: argparse.Namespace) -> int:
     fields = {name: getattr(args, name) for name in Case.__dataclass_fields__}
     case = Case(**{**fields, "layout": _LAYOUT.get(args.layout, args.layout)})
     operands = cases.make(case, getattr(torch, args.dtype), args.device, args.seed)
-    dy = _dy(operands, args.seed)
+    dy = cases.make_dy(operands, args.seed)
     with force(args.family):
-        print(f"{case.name}\n\n{explain(cases.call, case, operands)}")
+        print(f"{case.name}\n\n{explain(cases.by_onepass, case, operands)}")
         y = oracle.evaluate(case, operands, None).y
         print(f"\ny: mean {y.double().mean():.4g}, standard deviation {y.double().std():.4g}, strides {y.stride()}")
         ok = _report_errors(case, operands, dy) if args.verify else True
@@ -243,7 +238,7 @@ def _run(args: argparse.Namespace) -> int:
 def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bool:
     exact = oracle.exact(case, operands, dy)
     rows = [["", "largest error", "of the budget", "torch's, of the budget"]]
-    ours, torchs = (oracle.evaluate(case, operands, dy, functions) for functions in (cases.functional, cases.TORCH))
+    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch))
     worst, torch_worst = (oracle.worst(outcome, exact.value, exact.allowed) for outcome in (ours, torchs))
     for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst, torch_worst):
         if outcome is not None and value is not None and error is not None:
@@ -257,7 +252,7 @@ def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> Non
     rows = [["milliseconds", "onepass", "torch", "copy of x"]]
     for name, gradient in (("forward", None), ("with backward", dy)):
         runs: list[Callable[[], Any]] = [
-            lambda f=functions, g=gradient: oracle.evaluate(case, operands, g, f) for functions in (cases.functional, cases.TORCH)
+            lambda f=run, g=gradient: oracle.evaluate(case, operands, g, f) for run in (cases.by_onepass, cases.by_torch)
         ]
         times = timing.interleaved([*runs, operands.x.clone])
         rows.append([name, *(f"{_milliseconds(t.median)} ({_milliseconds(t.low)}-{_milliseconds(t.high)})" for t in times)])

@@ -1,8 +1,9 @@
 """The kernel families: what each can do, and its reasons where it cannot.
 
-A family is data: a name, the module that runs it, and `unsupported`. A new one joins by standing in FAMILIES; no caller changes.
-Its module is imported on first use and offers `infer`, `forward` and `backward`, each of which takes a Plan and a NormProblem and returns
-a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's device is for it to notice.
+A family is data: a name, the module that runs it, and `unsupported`. A new one joins by standing in FAMILIES; no caller changes. Its module
+is imported on first use and offers `forward` and `backward` (and `infer`, if it knows a shorter way to y alone), each of which takes a Plan
+and a NormProblem and returns a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's device
+is for it to notice.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import prod
 import torch
 
 from .device import Device
-from .problem import NormProblem
+from .problem import NormProblem, contiguous_stride
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -33,9 +34,7 @@ def aten_variant(problem: NormProblem) -> str:
     x, p = problem.x, problem.param
     if x is None or p is None:
         return ""
-    packed = (x.reps * x.sets * x.run, x.sets * x.run, x.run, 1)
-    sizes = (x.outer, x.reps, x.sets, x.run)
-    if any(size > 1 and stride != dense for size, stride, dense in zip(sizes, x.strides, packed)):
+    if any(size > 1 and stride != dense for size, stride, dense in zip(x.sizes, x.strides, contiguous_stride(x.sizes))):
         return ""
     if x.outer == 1 and x.sets > 1 and (p.a, p.b, p.c, p.d) == (0, 0, 1, 0):
         return "given" if problem.given else "channels"
@@ -43,7 +42,7 @@ def aten_variant(problem: NormProblem) -> str:
         return ""
     if not problem.affine or (p.a == 0 and problem.param_size == x.run):
         return "rows"
-    per_row = x.run // p.channel_run if p.d else 1
+    per_row = p.per_row(x)
     grouped = p.every == 1 and p.a == (per_row if p.period > 1 else 0) and p.d == (1 if per_row > 1 else 0)
     return "row_groups" if grouped and problem.spec.centered else ""
 
@@ -55,7 +54,8 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
     if problem.x is None:
         return [_no_view(problem)]
     variant = aten_variant(problem)
-    if not variant and not problem.given and problem.x.reps > 1 and problem.param and problem.param.b == 0:
+    p = problem.param
+    if not variant and p and problem.x.reps > 1 and (p.a, p.b, p.c) == (0, 0, problem.x.run) and not problem.given:
         return ["torch's channels-last kernel takes E[x²] - E[x]²: 27000 times the error budget where the mean is 10⁴·std"]
     if not variant:
         return ["none of torch's kernels walks this view with this parameter map"]

@@ -1,4 +1,4 @@
-"""torch.nn.functional's norms, with its signatures and semantics: check, define, call. No arithmetic on x happens here.
+"""torch.nn.functional's norms, with its signatures and semantics: check, define, call. Only running statistics are computed here.
 
 Two differences from torch, both deliberate: the output keeps the input's memory format, and double backward is right everywhere.
 """
@@ -66,6 +66,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     """
     if type(input) is not Tensor and _overridden(input):
         return handle_torch_function(group_norm, (input,), input, num_groups, weight, bias, eps)
+    if type(num_groups) is not int:
+        num_groups = check.whole("group_norm", "num_groups", num_groups)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     return ops.norm(_group_norm, (num_groups, eps), input, weight, bias)
@@ -150,7 +152,7 @@ def batch_norm(
     if type(input) is not Tensor and _overridden(input):
         return handle_torch_function(batch_norm, (input,), input, running_mean, running_var, weight, bias, training, momentum, eps)
     check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    if input.dim() < 2:  # only an empty one passes the checks
+    if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
     if not training:
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
@@ -192,6 +194,6 @@ def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
 
 def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Under CUDA autocast torch runs layer_norm and group_norm in float32; the others, and the CPU, it leaves alone."""
-    if torch.is_autocast_enabled("cuda"):
-        return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()
-    return x, weight, bias
+    if not torch.is_autocast_enabled("cuda") or x.dtype == torch.float64:
+        return x, weight, bias
+    return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()

@@ -1,6 +1,6 @@
 """The routes from a call to a kernel, and the registered ops.
 
-- direct: plain tensors outside compile go straight to a ready launcher, through a classic autograd.Function only if a gradient is needed;
+- direct: plain tensors outside compile go straight to a ready launcher, through a classic autograd.Function if a gradient is needed;
 - op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
 - reference: functorch transforms, forward-mode AD and jit.trace see the definition itself, as does a backward that is to be differentiated.
 """
@@ -19,13 +19,12 @@ from torch.autograd import forward_ad
 from . import reference
 from .device import describe
 from .families import BACKWARD, FORWARD
-from .plan import Asked, Options, current, plan
+from .plan import Asked, Options, Plan, current, plan
 from .problem import NormProblem, accumulator, bind
-from .reference import Result
+from .reference import Gradients, Result
 from .spec import NormSpec
 
-Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec, after every check that shapes and dtypes allow
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Define = Callable[..., NormSpec]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
@@ -53,20 +52,27 @@ class Ready:
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.device, self.options = problem, describe(device), options
-        self.infer: Callable[..., Tensor] = self._launcher("infer")
+        self.planned = plan(problem, self.device, FORWARD, options)
 
-    def _launcher(self, name: str) -> Callable[..., Any]:
-        direction = BACKWARD if name == "backward" else FORWARD
-        planned = plan(self.problem, self.device, direction, self.options)
-        return getattr(import_module(f".{planned.module}", __package__), name)(planned, self.problem)
+    @cached_property
+    def infer(self) -> Callable[..., Tensor]:
+        """The forward where no statistics are wanted; a family may have a shorter way to it."""
+        shorter = getattr(_module(self.planned), "infer", None)
+        launch = shorter(self.planned, self.problem) if shorter else None
+        return launch or (lambda *operands: self.forward(*operands).y)
 
     @cached_property
     def forward(self) -> Callable[..., Result]:
-        return self._launcher("forward")
+        return _module(self.planned).forward(self.planned, self.problem)
 
     @cached_property
     def backward(self) -> Callable[..., Gradients]:
-        return self._launcher("backward")
+        planned = plan(self.problem, self.device, BACKWARD, self.options)
+        return _module(planned).backward(planned, self.problem)
+
+
+def _module(planned: Plan) -> Any:
+    return import_module(f".{planned.module}", __package__)
 
 
 _ready: dict[tuple[Any, ...], Ready] = {}
@@ -88,7 +94,7 @@ def _ready_for(
 ) -> Ready:
     """The launchers for this kind of call: checked, bound and planned once."""
     key = (
-        define, args, current.get(), given, track, x.shape, x.is_contiguous() or x.stride(), x.dtype, x.device,
+        define, args, current.get(), given, track, x.shape, x.stride(), x.dtype, x.device,
         None if weight is None else (weight.shape, weight.dtype),
         None if bias is None else (bias.shape, bias.dtype),
     )  # fmt: skip
@@ -106,17 +112,18 @@ def norm(
 ) -> Tensor:
     """Normalize x, by `mean` and `var` where they are given.
 
-    `define(x, weight, bias, *args)` checks its arguments and returns the spec; it runs once per kind of call.
+    `define(x, weight, bias, *args)` checks what it must and returns the spec. It runs once per kind of call, and is part of the kind: a
+    lasting function, not a lambda made for each call.
     """
     way = route(x, weight, bias)
     if way is not DIRECT:
         return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, False)[0]
     ready = _ready_for(define, args, x, weight, bias, var is not None, False)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
-    ):
-        return _Norm.apply(x, weight, bias, mean, var, ready)[0]  # pyright: ignore[reportOptionalSubscript]
     try:
+        if torch.is_grad_enabled() and (
+            x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+        ):
+            return _Norm.apply(x, weight, bias, mean, var, ready)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except RuntimeError:
         define(x, weight, bias, *args)  # devices are not in the key: a parameter on another one is explained here
@@ -159,7 +166,9 @@ class _Norm(torch.autograd.Function):
     def forward(ctx, x, weight, bias, mean, var, ready: Ready):  # pyright: ignore[reportIncompatibleMethodOverride]
         result = ready.forward(x, weight, bias, mean, var)
         ctx.ready = ready
-        ctx.save_for_backward(x, weight, bias, result.mean, result.rstd)
+        # A given mean is a running one: training may go on before this backward comes.
+        mean = result.mean.clone() if ready.problem.given and result.mean is not None else result.mean
+        ctx.save_for_backward(x, weight, bias, mean, result.rstd)
         if not ready.problem.track:
             return result.y, None, None
         ctx.mark_non_differentiable(result.mean, result.var)
@@ -168,20 +177,26 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight, bias, mean, rstd = ctx.saved_tensors
-        problem = ctx.ready.problem
-        if torch.is_grad_enabled() or _batched(dy) or route(dy, x, weight) is not DIRECT:
-            grads = _backward(problem.spec, problem.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
+        problem, needs = ctx.ready.problem, ctx.needs_input_grad[:3]
+        way = _route_back(dy, x, weight)
+        if way is DIRECT:
+            grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, needs)
         else:
-            grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
+            grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, needs)
         return *grads, None, None, None
 
 
-def _batched(dy: Tensor) -> bool:
-    """Whether dy is a batch of gradients: `is_grads_batched` runs a backward under a vmap that is not functorch's."""
-    return torch._C._functorch.is_legacy_batchedtensor(dy)  # pyright: ignore[reportAttributeAccessIssue]
+def _route_back(dy: Tensor, x: Tensor, weight: Tensor | None) -> str:
+    """Which route a backward takes: the definition where it is itself to be differentiated or dy is a batch of gradients.
+
+    (`is_grads_batched` runs a backward under a vmap that is not functorch's.)
+    """
+    batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # pyright: ignore[reportAttributeAccessIssue]
+    return REFERENCE if torch.is_grad_enabled() or batched else route(dy, x, weight)
 
 
 def _backward(
+    way: str,
     spec: NormSpec,
     given: bool,
     dy: Tensor,
@@ -192,8 +207,8 @@ def _backward(
     rstd: Tensor,
     needs: Sequence[bool],
 ) -> Gradients:
-    """The backward of the routes that know a spec but no problem; of the definition where it must be differentiable itself."""
-    if torch.is_grad_enabled() or _batched(dy) or route(dy, x, weight) is REFERENCE:
+    """The backward of the routes that know a spec but no problem."""
+    if way is REFERENCE:
         return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs)
     needs = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
     grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, needs)
@@ -279,7 +294,8 @@ def _save(ctx, inputs, output) -> None:
 
 def _op_backward(ctx, dy, *_):
     x, weight, bias, mean, rstd = ctx.saved_tensors
-    grads = _backward(ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
+    way = _route_back(dy, x, weight)
+    grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
     return *grads, None, None, None, None, None, None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .device import Device
-from .families import FAMILIES, Family
+from .families import FAMILIES
 from .problem import NormProblem
 
 
@@ -121,9 +121,7 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         return Explanation(asked.problem, forward, backward)
     finally:
         current.reset(token)
-    raise TypeError(f"{norm!r} did not reach a norm of onepass; pass a function of onepass.functional or a module of onepass.nn")
-
-
-def families() -> tuple[Family, ...]:
-    """Every family, in the planner's order of preference."""
-    return FAMILIES
+    raise TypeError(
+        f"{norm!r} did not reach a norm of onepass by the direct route, the only one that is planned here; pass a function of "
+        "onepass.functional or a module of onepass.nn with plain tensors, outside of compile and of functorch's transforms"
+    )

@@ -44,7 +44,12 @@ class ParamMap:
     channel_run: int
     d: int
 
+    def per_row(self, view: View) -> int:
+        """How many parameters one row of `run` elements uses."""
+        return view.run // self.channel_run if self.d else 1
+
     def index(self, o: int, r: int, s: int, t: int) -> int:
+        """The definition, (1); kernels realise it by strides."""
         return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
 
     def __str__(self) -> str:

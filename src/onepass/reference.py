@@ -28,6 +28,9 @@ class Result(NamedTuple):
     var: Tensor | None
 
 
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # dx, dweight, dbias
+
+
 def normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
     """x_hat = (x - mean)·rstd. (4)"""
     return (x if mean is None else x - mean) * rstd
@@ -113,7 +116,7 @@ def backward(
     bias: Tensor | None,
     given: tuple[Tensor | None, Tensor] | None = None,
     needs: Sequence[bool] = (True, True, True),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> Gradients:
     """dx, dweight, dbias, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11)"""
     axes = Axes(spec, x)
     x_, dy_ = axes.x(x), axes.x(dy)

@@ -39,6 +39,21 @@ class NormSpec:
     eps: float = 1e-5
     centered: bool = True
 
+    def __post_init__(self) -> None:
+        dims = _dims(self.axes)
+        names = [name for dim in dims for name in dim]
+        given = [name for name, _ in self.sizes]
+        for field in ("reduced", "params"):
+            unknown = [word for word in getattr(self, field).split() if word not in names]
+            if unknown:
+                raise ValueError(f"{field}={getattr(self, field)!r} names {unknown[0]!r}, which is no axis of {self.axes!r}")
+        if len([name for name in names if name.startswith("*")]) > 1:
+            raise ValueError(f"axes={self.axes!r} has several starred words: at most one can stand for the dimensions that are left")
+        for dim in dims:
+            open_ = [name for name in dim if name not in given]
+            if len(open_) > 1:
+                raise ValueError(f"sizes={self.sizes} leaves {open_} of one dimension open: give the size of all but one of them")
+
     def pack(self) -> tuple[str, list[int], float]:
         """The spec as plain values, numbers apart from words (under compile they may be symbols): how it travels through an op."""
         names = " ".join([name for name, _ in self.sizes])
@@ -60,6 +75,8 @@ class NormSpec:
         given = dict(self.sizes)
         dims = _dims(self.axes)
         spread = len(shape) - len([dim for dim in dims if not dim[0].startswith("*")])  # dimensions the starred word stands for
+        if spread < 0 or (spread > 0 and "*" not in self.axes):
+            raise ValueError(f"shape {list(shape)} has {len(shape)} dimensions, which do not match the axes {self.axes!r}")
         named: list[tuple[str, int, int, int]] = []  # name, size, dim, within
         at = 0
         for dim in dims:

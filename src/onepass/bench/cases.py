@@ -16,7 +16,7 @@ from .. import functional, spec
 from ..problem import accumulator
 from ..spec import NormSpec
 
-LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "sliced", "expanded")
+LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded")
 INITS = ("normal", "uniform", "int", "const", "shifted", "inf")
 AFFINES = ("both", "weight", "bias", "none")
 
@@ -60,8 +60,9 @@ class Operands(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Operands:
         """The same values in another dtype, in memory of their own, and in no graph."""
-        rest = (None if t is None else t.detach().to(dtype, copy=True) for t in self[1:])
-        return Operands(self.x.detach().to(dtype, copy=True), *rest)
+        x, *rest = (None if t is None else t.detach().to(dtype, copy=True) for t in self)
+        assert x is not None
+        return Operands(x, *rest)
 
 
 class _Op(NamedTuple):
@@ -124,9 +125,12 @@ OPS = {
 }
 
 
-def call(case: Case, operands: Operands, functions: Any = functional) -> Tensor:
-    """The case's output, by the functions of onepass or of TORCH."""
-    return OPS[case.op].call(functions, case, operands)
+def by_onepass(case: Case, operands: Operands) -> Tensor:
+    return OPS[case.op].call(functional, case, operands)
+
+
+def by_torch(case: Case, operands: Operands) -> Tensor:
+    return OPS[case.op].call(TORCH, case, operands)
 
 
 def spec_of(case: Case) -> NormSpec:
@@ -153,6 +157,12 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
         running_mean=mean,
         running_var=None if var is None else var.abs(),
     )
+
+
+def make_dy(operands: Operands, seed: int = 0) -> Tensor:
+    """A gradient to send backward, in x's dtype and on its device."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(operands.x.shape, generator=generator).to(operands.x.dtype).to(operands.x.device)
 
 
 def _values(case: Case, generator: torch.Generator) -> Tensor:
@@ -183,6 +193,8 @@ def lay_out(x: Tensor, layout: str, device: str = "cpu") -> Tensor:
             return torch.stack((x, torch.full_like(x, torch.nan)), -1).flatten(-2)[..., ::2]
         case "transposed":  # the first two dimensions swapped in memory
             return x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 1 else x
+        case "reversed":  # all dimensions in the opposite order in memory
+            return x.permute(*range(x.dim() - 1, -1, -1)).contiguous().permute(*range(x.dim() - 1, -1, -1))
         case "sliced":  # the middle third of a wider last dimension
             edge = torch.full_like(x, torch.nan)
             return torch.cat((edge, x, edge), -1)[..., x.shape[-1] : 2 * x.shape[-1]]
@@ -207,6 +219,7 @@ CASES = [
     Case("layer_norm", (4, 64), init="const"),
     Case("layer_norm", (4, 64), init="inf"),
     Case("layer_norm", (7, 1)),
+    Case("layer_norm", (1, 24), "sliced", rank=2),
     Case("layer_norm", (0, 64)),
     Case("rms_norm", (64, 257), eps=1e-6),
     Case("rms_norm", (2, 7, 3, 128), "sliced", wide=True),
@@ -237,6 +250,9 @@ CASES = [
     Case("batch_norm", (4, 6, 3, 4, 5), affine="weight"),
     Case("batch_norm", (4, 6, 13, 13), init="shifted"),
     Case("batch_norm", (4, 6, 13, 13), "channels_last", init="shifted"),
+    Case("batch_norm", (5, 6, 5), "reversed"),
+    Case("batch_norm", (5, 6, 5), "reversed", evaluate=True),
+    Case("batch_norm", (3, 5, 2), "channels_last", evaluate=True),
     Case("batch_norm", (4, 6, 9, 9), evaluate=True),
     Case("batch_norm", (4, 6, 9, 9), "channels_last", evaluate=True, affine="none"),
     Case("batch_norm", (4, 6, 9, 9), "sliced", evaluate=True, wide=True),

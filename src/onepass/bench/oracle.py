@@ -1,21 +1,24 @@
 """Two oracles in fp64 and the error budget against which every result is held.
 
 `reference` is the definition as we read it, `torch.nn.functional` as torch reads it. The budget of an element is half an ulp of its dtype
-plus `8·eps_acc·(1 + |mean|/std)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in docs/theory.md.
+plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in docs/theory.md.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import functional, reference
+from .. import reference
 from ..moments import average
 from ..problem import accumulator
 from . import cases
 from .cases import Case, Operands
+
+Run = Callable[[Case, Operands], Tensor]
 
 AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
 
@@ -31,50 +34,31 @@ class Outcome(NamedTuple):
     dbias: Tensor | None = None
 
 
-def evaluate(case: Case, operands: Operands, dy: Tensor | None, functions: Any = functional) -> Outcome:
+def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases.by_onepass) -> Outcome:
     """Run a case, with its backward if dy is given. The operands are not touched."""
     x, weight, bias, mean, var = operands
     mean, var = (None if t is None else t.clone() for t in (mean, var))
     if dy is None:
         with torch.no_grad():
-            return Outcome(cases.call(case, Operands(x, weight, bias, mean, var), functions), mean, var)
+            return Outcome(run(case, Operands(x, weight, bias, mean, var)), mean, var)
     x = x.detach().requires_grad_()
     weight, bias = (None if t is None else t.detach().requires_grad_() for t in (weight, bias))
-    y = cases.call(case, Operands(x, weight, bias, mean, var), functions)
+    y = run(case, Operands(x, weight, bias, mean, var))
     grads = iter(torch.autograd.grad(y, [t for t in (x, weight, bias) if t is not None], dy))
     return Outcome(y.detach(), mean, var, *(None if t is None else next(grads) for t in (x, weight, bias)))
 
 
-class _ByReference:
-    """`reference` behind torch's signatures, for the first oracle."""
-
-    def __init__(self, case: Case) -> None:
-        self.spec = cases.spec_of(case)
-
-    def layer_norm(self, x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return reference.forward(self.spec, x, weight, bias).y
-
-    def rms_norm(self, x: Tensor, shape: Any, weight: Tensor | None, eps: float) -> Tensor:
-        return reference.forward(self.spec, x, weight).y
-
-    def group_norm(self, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return reference.forward(self.spec, x, weight, bias).y
-
-    def layer_norm2d(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        return reference.forward(self.spec, x, weight, bias).y
-
-    def batch_norm(self, x, mean, var, weight, bias, training: bool, momentum: float, eps: float) -> Tensor:
-        if not training:
-            return reference.forward(self.spec, x, weight, bias, mean, var).y
-        result = reference.forward(self.spec, x, weight, bias)
-        if mean is not None and x.numel():
-            count = x.numel() // result.rstd.numel()
-            unbiased = result.var.detach() * count / (count - 1)  # pyright: ignore[reportOptionalMemberAccess]
-            for running, batch in ((mean, result.mean.detach()), (var, unbiased)):  # pyright: ignore[reportOptionalMemberAccess]
-                running.mul_(1 - momentum).add_(momentum * batch.reshape(-1, running.numel()).mean(0))
-        return result.y
-
-    instance_norm = batch_norm
+def _by_reference(case: Case, t: Operands) -> Tensor:
+    """The first oracle: the definition, and running statistics by (12) and (13)."""
+    if case.evaluate:
+        return reference.forward(cases.spec_of(case), t.x, t.weight, t.bias, t.running_mean, t.running_var).y
+    result = reference.forward(cases.spec_of(case), t.x, t.weight, t.bias)
+    if t.running_mean is not None and t.running_var is not None and t.x.numel():
+        count = t.x.numel() // result.rstd.numel()
+        assert result.mean is not None and result.var is not None
+        for running, batch in ((t.running_mean, result.mean), (t.running_var, result.var * count / (count - 1))):
+            running.mul_(1 - case.momentum).add_(case.momentum * batch.detach().reshape(-1, running.numel()).mean(0))
+    return result.y
 
 
 class Exact(NamedTuple):
@@ -88,9 +72,9 @@ class Exact(NamedTuple):
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
     """Both oracles on the operands' own values in fp64."""
     wide, dy = operands.to(torch.float64), dy.to(torch.float64)
-    value = evaluate(case, wide, dy, _ByReference(case))
+    value = evaluate(case, wide, dy, _by_reference)
     # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
-    other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.TORCH)
+    other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.by_torch)
     dtypes = [None if t is None else t.dtype for t in _parts_of(operands)]
     tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
     disagreement = max(error for error in worst(other, value, tight) if error is not None)

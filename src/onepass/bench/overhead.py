@@ -27,7 +27,7 @@ def main() -> None:
         operands = cases.make(case)
         with torch.no_grad():
             ours, torchs = timing.interleaved(
-                [lambda f=f, t=operands, c=case: cases.call(c, t, f) for f in (cases.functional, cases.TORCH)], seconds=2
+                [lambda run=run, t=operands, c=case: run(c, t) for run in (cases.by_onepass, cases.by_torch)], seconds=2
             )
         spread = [f"{t.median * 1e6:6.1f} ({t.low * 1e6:.1f}-{t.high * 1e6:.1f})" for t in (ours, torchs)]
         print(f"{case.name:32} onepass {spread[0]:22} torch {spread[1]:22} ratio {ours.median / torchs.median:.2f}")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..plan import CannotForce, families, force
+from ..families import FAMILIES
+from ..plan import CannotForce, force
 from . import cases, oracle
 from .cases import Case
 
@@ -44,9 +45,9 @@ def verify(
     for case in which:
         for dtype in dtypes:
             operands = cases.make(case, dtype, device, seed)
-            dy = torch.randn(case.shape, generator=torch.Generator().manual_seed(seed + 1)).to(dtype).to(device)
+            dy = cases.make_dy(operands, seed)
             exact = oracle.exact(case, operands, dy)
-            for family in families():
+            for family in FAMILIES:
                 yield _cell(case, family.name, operands, dy, exact)
 
 

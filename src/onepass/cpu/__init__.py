@@ -1,1 +1,1 @@
-"""The CPU backend. Each module runs one family: `infer`, `forward` and `backward` turn a plan into a callable on tensors."""
+"""The families that run on the CPU, one module each; `formula` and `definition` use torch operations and run on any device."""

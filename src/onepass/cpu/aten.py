@@ -15,39 +15,32 @@ from torch import Tensor
 
 from ..plan import Plan
 from ..problem import NormProblem, contiguous_stride, laid_out
-from ..reference import Result
-
-Statistics = tuple[Tensor, Tensor | None, Tensor, Tensor | None]  # y, mean, rstd, var
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+from ..reference import Gradients, Result
 
 
 class _Rows:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
         spec = problem.spec
-        if spec.axes.endswith(spec.reduced) and spec.params == spec.reduced and _contiguous(problem):
-            self.shape = problem.shape  # as it is, nothing to pack
-            self.tail = problem.shape[-len(spec.reduced.split()) :]
-        else:
-            self.shape, self.tail = (problem.x.outer, problem.x.run), (problem.x.run,)
+        self.as_it_is = _contiguous(problem) and spec.axes.endswith(spec.reduced) and spec.params == spec.reduced
+        self.shape = problem.shape if self.as_it_is else (problem.x.outer, problem.x.run)
+        self.tail = problem.shape[-len(spec.reduced.split()) :] if self.as_it_is else (problem.x.run,)
         self.column = *self.shape[: len(self.shape) - len(self.tail)], *(1 for _ in self.tail)
         self.eps, self.centered = spec.eps, spec.centered
         self.param_shape = self.tail
 
     def infer(self, problem: NormProblem):
         tail, eps = self.tail, self.eps
-        if self.shape != problem.shape:
-            return None
         if self.centered:  # the call that must cost little more than torch's own
             return lambda x, weight, bias, mean, var: torch.layer_norm(x, tail, weight, bias, eps, False)
         if problem.weight in (None, problem.dtype):
             return lambda x, weight, bias, mean, var: torch.rms_norm(x, tail, weight, eps)
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
         if self.centered:
-            return *torch.native_layer_norm(x, self.tail, weight, bias, self.eps), None
+            return Result(*torch.native_layer_norm(x, self.tail, weight, bias, self.eps), var=None)
         y, rstd = torch.ops.aten._fused_rms_norm(x, self.tail, weight, self.eps)
-        return y, None, rstd, None
+        return Result(y, None, rstd, None)
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
         mean, rstd = mean.view(self.column), rstd.view(self.column)
@@ -58,64 +51,64 @@ class _RowGroups:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None and problem.param is not None
         x, p = problem.x, problem.param
-        per_row = x.run // p.channel_run if p.d else 1  # parameters in a row
-        self.shape = x.outer // p.period, p.period * per_row, x.run // per_row
-        self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.shape[1:2]
+        per_row = p.per_row(x)
+        self.sizes = x.outer // p.period, p.period * per_row, x.run // per_row  # samples, channels, positions
+        self.as_it_is = _contiguous(problem) and problem.shape[:2] == self.sizes[:2]
+        self.shape = problem.shape if self.as_it_is else self.sizes
+        self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.sizes[1:2]
 
     def infer(self, problem: NormProblem):
         groups, eps = self.groups, self.eps
-        if _contiguous(problem) and problem.shape[:2] == self.shape[:2]:
-            return lambda x, weight, bias, mean, var: torch.group_norm(x, groups, weight, bias, eps, False)
+        return lambda x, weight, bias, mean, var: torch.group_norm(x, groups, weight, bias, eps, False)
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
-        return *torch.native_group_norm(x, weight, bias, *self.shape, self.groups, self.eps), None
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
+        return Result(*torch.native_group_norm(x, weight, bias, *self.sizes, self.groups, self.eps), var=None)
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
         if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
             weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
-        sets = self.shape[0], self.groups
-        return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.shape, self.groups, needs)
+        sets = self.sizes[0], self.groups
+        return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.sizes, self.groups, needs)
 
 
 class _Channels:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
-        self.shape, self.eps, self.acc = problem.x.sizes[1:], problem.spec.eps, problem.acc
-        self.count, self.param_shape = problem.x.reps * problem.x.run, self.shape[1:2]
+        sizes = problem.x.sizes[1:]
+        self.as_it_is = _contiguous(problem) and problem.shape[1:2] == sizes[1:2]
+        self.shape = problem.shape if self.as_it_is else sizes
+        self.eps, self.acc, self.given = problem.spec.eps, problem.acc, problem.given
+        self.count, self.param_shape = problem.x.reps * problem.x.run, sizes[1:2]
 
     def infer(self, problem: NormProblem):
-        eps, given = self.eps, problem.given
-        channels = problem.shape[1:2] == self.shape[1:2] and problem.stride[0] >= max(problem.stride[1:])
-        if channels and problem.dtype == self.acc:
-            return lambda x, weight, bias, mean, var: torch.batch_norm(x, weight, bias, mean, var, not given, 0.0, eps, False)
+        eps, training = self.eps, not self.given
+        if problem.dtype == self.acc:
+            return lambda x, weight, bias, mean, var: torch.batch_norm(x, weight, bias, mean, var, training, 0.0, eps, False)
 
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
         # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
-        running = torch.zeros((2, self.shape[1]), dtype=self.acc, device=x.device)
+        running = torch.zeros((2, *self.param_shape), dtype=self.acc, device=x.device)
         y, mean, rstd = torch.native_batch_norm(x, weight, bias, running[0], running[1], True, 1.0, self.eps)
-        return y, mean, rstd, running[1] * ((self.count - 1) / self.count)
+        return Result(y, mean, rstd, running[1] * ((self.count - 1) / self.count))
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
         return torch.ops.aten.native_batch_norm_backward(dy, x, weight, None, None, mean, rstd, True, self.eps, needs)
 
 
 class _Given(_Channels):
-    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Statistics:
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Result:
         mean, var = (stat.to(self.acc).contiguous().view(-1) for stat in given)
         y = torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, self.eps)[0]
-        return y, mean, torch.rsqrt(var + self.eps), var
+        return Result(y, mean, torch.rsqrt(var + self.eps), var)
 
 
 KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "given": _Given}
 
 
 def infer(plan: Plan, problem: NormProblem):
+    """torch's function on x itself, where nothing must be packed; None elsewhere."""
     kernel = KERNELS[plan.variant](problem)
-    on_x_itself = kernel.infer(problem)
-    if on_x_itself is not None:
-        return on_x_itself
-    launch = forward(plan, problem)
-    return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
+    return kernel.infer(problem) if kernel.as_it_is else None
 
 
 def forward(plan: Plan, problem: NormProblem):
@@ -126,10 +119,9 @@ def forward(plan: Plan, problem: NormProblem):
         if half and weight is None and bias is None:
             weight = torch.ones(kernel.param_shape, dtype=problem.acc, device=x.device)
         weight, bias = _param(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
-        y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel.shape), weight, bias, mean, var)
-        if kernel.shape != problem.shape:
-            y = y.as_strided(problem.shape, problem.y_stride)
-        return Result(y, _kept(mean, problem), rstd.as_strided(problem.stat_shape, problem.stat_stride), _kept(var, problem))
+        y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel), weight, bias, mean, var)
+        mean, var = (None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride) for stat in (mean, var))
+        return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
 
     return launch
 
@@ -143,21 +135,28 @@ def backward(plan: Plan, problem: NormProblem):
         mean, rstd = (laid_out(stat, problem.stat_stride).as_strided((stat.numel(),), (1,)) for stat in (mean, rstd))
         params = (_param(p, problem, kernel.param_shape) for p in (weight, bias))
         mask = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
-        dy, x = (_packed(t, problem, kernel.shape) for t in (dy, x))
+        dy, x = (_packed(t, problem, kernel) for t in (dy, x))
         dx, *grads = kernel.backward(dy, x, *params, mean, rstd, mask)
         dweight, dbias = (
             grad.view(param.shape).to(param.dtype) if needed and grad is not None and param is not None else None
             for grad, param, needed in zip(grads, (weight, bias), mask[1:])
         )
-        return dx.as_strided(problem.shape, problem.y_stride) if mask[0] and dx is not None else None, dweight, dbias
+        return _unpacked(dx, problem, kernel) if mask[0] and dx is not None else None, dweight, dbias
 
     return launch
 
 
-def _packed(x: Tensor, problem: NormProblem, shape: Sequence[int]) -> Tensor:
+def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
     """x, laid out like y, as a contiguous tensor of the kernel's shape."""
     x = laid_out(x, problem.y_stride)
-    return x if shape == problem.shape else x.as_strided(shape, contiguous_stride(shape))
+    return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
+
+
+def _unpacked(y: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
+    """What the kernel returned, in x's shape and order; not as a view, which autograd would not let users change in place."""
+    if kernel.as_it_is:
+        return y
+    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), problem.shape, problem.y_stride)  # pyright: ignore
 
 
 def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> Tensor | None:
@@ -168,7 +167,3 @@ def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> 
 
 def _contiguous(problem: NormProblem) -> bool:
     return problem.stride == contiguous_stride(problem.shape)
-
-
-def _kept(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
-    return None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride)

@@ -11,11 +11,6 @@ from ..problem import NormProblem
 from ..reference import Result
 
 
-def infer(plan: Plan, problem: NormProblem):
-    launch = forward(plan, problem)
-    return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
-
-
 def forward(plan: Plan, problem: NormProblem):
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Result:
         result = reference.forward(problem.spec, x, weight, bias, mean, var)

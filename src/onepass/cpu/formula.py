@@ -1,7 +1,7 @@
 """The formula family: reduce, combine and apply with torch operations, on the four-axis view, block by block.
 
-Blocks are small enough to stay in a core's cache, so that a chain of torch operations reads memory about once. Sets larger than a block
-are reduced block by block, their moments merged, and read again. All sums are taken in one fixed order.
+Blocks bound the temporaries, whatever the size of x. Sets larger than a block are reduced block by block, their moments merged, and read
+again. All sums are taken in one fixed order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..moments import merge, moments, total
 from ..plan import Plan
 from ..problem import NormProblem, View, contiguous_stride, laid_out
-from ..reference import Result, affine, input_gradient, normalize
+from ..reference import Gradients, Result, affine, input_gradient, normalize
 
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
@@ -116,6 +116,10 @@ def _maybe(tensor: Tensor | None, block: Block) -> Tensor | None:
     return None if tensor is None else _at(tensor, block)
 
 
+def _plus(sum: Tensor | None, term: Tensor) -> Tensor:
+    return term if sum is None else sum + term
+
+
 def _spread(stat: Tensor, x: Tensor) -> Tensor:
     """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
     return stat if x.shape[3] == 1 else stat.expand(*stat.shape[:5], *x.shape[5:]).contiguous()
@@ -130,11 +134,6 @@ def _apply(x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, 
         return affine(normalize(x, mean, rstd), weight, bias)
     scale = affine(_spread(rstd, x), weight, None)  # one for all the rows that repeat
     return affine(_centered(x, mean), scale, bias)
-
-
-def infer(plan: Plan, problem: NormProblem):
-    launch = forward(plan, problem)
-    return lambda x, weight, bias, mean, var: launch(x, weight, bias, mean, var).y
 
 
 def forward(plan: Plan, problem: NormProblem):
@@ -173,7 +172,7 @@ def backward(plan: Plan, problem: NormProblem):
         mean: Tensor | None,
         rstd: Tensor,
         needs: Sequence[bool],
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    ) -> Gradients:
         x7, dy7, w7 = frame.x(x), frame.y(dy), frame.param(weight)
         mean7, rstd7 = None if mean is None else frame.stat(mean), frame.stat(rstd)
         dx = frame.new_y(x) if needs[0] else None
@@ -186,24 +185,21 @@ def backward(plan: Plan, problem: NormProblem):
             dy_ = _at(dy7, part).to(frame.acc)
             return x_hat, dy_, affine(dy_, _maybe(w7, part), None)
 
-        for whole, parts in frame.blocks:
-            c1, c2 = torch.zeros_like(_at(rstd7, whole)), torch.zeros_like(_at(rstd7, whole))
-            loaded = None
+        for _, parts in frame.blocks:
+            c1 = c2 = loaded = None
             for part in parts:
-                loaded = x_hat, dy_, wdy = load(part)
+                loaded = load(part)
+                x_hat, dy_, wdy = loaded
                 if dw7 is not None:
-                    _at(dw7, part).add_(total(dy_ * x_hat, frame.shared))
+                    _at(dw7, part).add_(total(dy_ * x_hat, frame.shared))  # (10)
                 if db7 is not None:
-                    _at(db7, part).add_(total(dy_, frame.shared))
+                    _at(db7, part).add_(total(dy_, frame.shared))  # (11)
                 if dx7 is not None and not problem.given:
-                    c1 += total(wdy, REDUCED) / frame.count
-                    c2 += total(wdy * x_hat, REDUCED) / frame.count
-            if dx7 is None:
-                continue
-            sums = (None, None) if problem.given else (c1 if problem.spec.centered else None, c2)
-            for part in parts:
-                x_hat, _, wdy = loaded if loaded and len(parts) == 1 else load(part)
-                _at(dx7, part).copy_(input_gradient(wdy, x_hat, _at(rstd7, part), *sums))
+                    c1 = _plus(c1, total(wdy, REDUCED) / frame.count) if problem.spec.centered else None  # (6)
+                    c2 = _plus(c2, total(wdy * x_hat, REDUCED) / frame.count)  # (7)
+            for part in parts if dx7 is not None else ():
+                x_hat, _, wdy = loaded if loaded and len(parts) == 1 else load(part)  # a single block is still at hand
+                _at(dx7, part).copy_(input_gradient(wdy, x_hat, _at(rstd7, part), c1, c2))  # pyright: ignore[reportArgumentType]
         return dx, frame.gradient(dw7, weight), frame.gradient(db7, bias)
 
     return launch
