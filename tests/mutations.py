@@ -35,7 +35,7 @@ MUTATIONS = [
     Mutation("strides of groups ignore their width", "spec.py", "at, prod(sizes[i + 1 :])", "at, 1", VIEW),
     Mutation("one Chan term skipped", "moments.py", "p.m2 + q.m2 + delta.square() * (p.count * q.count / count)", "p.m2 + q.m2", BLOCKS, True),
     Mutation("the merged mean unweighted", "moments.py", "delta * (q.count / count)", "delta * 0.5", BLOCKS),
-    Mutation("E[x²] - E[x]²", "moments.py", "total((x if mean is None else x - mean).square(), dims))",
+    Mutation("E[x²] - E[x]²", "moments.py", "total((x if mean is None else subtract(x, mean)).square(), dims))",
              "total(x.square(), dims) - (0 if mean is None else count * mean.square()))", "tests/test_numerics.py -k shifted or far_from_zero"),
     Mutation("c1 dropped", "reference.py", "wdy if c1 is None else wdy - c1, x_hat", "wdy, x_hat", CASES),
     Mutation("c2 of the wrong sign", "reference.py", "x_hat, c2, value=-1", "x_hat, c2, value=1", CASES),

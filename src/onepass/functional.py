@@ -121,7 +121,7 @@ def instance_norm(
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
     if running_mean is None or running_var is None:
         return ops.norm(_instance_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm_tracked(_instance_norm, (eps,), input, weight, bias)
+    y, mean, var = ops.norm(_instance_norm, (eps,), input, weight, bias, None, None, True)
     if input.numel():
         _update(running_mean, mean.mean(0), momentum)
         _update(running_var, _unbiased(var, input).mean(0), momentum)
@@ -158,7 +158,7 @@ def batch_norm(
         return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
     if running_mean is None or running_var is None:
         return ops.norm(_batch_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm_tracked(_batch_norm, (eps,), input, weight, bias)
+    y, mean, var = ops.norm(_batch_norm, (eps,), input, weight, bias, None, None, True)
     if input.numel():
         _update(running_mean, mean, momentum)
         _update(running_var, _unbiased(var, input), momentum)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import Tensor
 
 
@@ -35,11 +36,11 @@ def average(x: Tensor, dims: Sequence[int]) -> Tensor:
     return total(x, dims) / prod([x.shape[dim] for dim in dims])
 
 
-def moments(x: Tensor, dims: Sequence[int], centered: bool = True) -> Moments:
+def moments(x: Tensor, dims: Sequence[int], centered: bool = True, subtract: Callable[[Tensor, Tensor], Tensor] = torch.sub) -> Moments:
     """Two passes over x: the mean, then the squares of what is left. (2), (3)"""
     count = prod([x.shape[dim] for dim in dims])
     mean = average(x, dims) if centered else None
-    return Moments(count, mean, total((x if mean is None else x - mean).square(), dims))
+    return Moments(count, mean, total((x if mean is None else subtract(x, mean)).square(), dims))
 
 
 def merge(p: Moments, q: Moments) -> Moments:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -89,56 +89,50 @@ def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -
     return found
 
 
-def _ready_for(
-    define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool
-) -> Ready:
-    """The launchers for this kind of call: checked, bound and planned once."""
-    key = (
-        define, args, current.get(), given, track, x.shape, x.stride(), x.dtype, x.device,
-        None if weight is None else (weight.shape, weight.dtype),
-        None if bias is None else (bias.shape, bias.dtype),
-    )  # fmt: skip
-    return _ready.get(key) or _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, given, track), x.device)
+@overload
+def norm(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None = ..., bias: Tensor | None = ...,
+         mean: Tensor | None = ..., var: Tensor | None = ...) -> Tensor: ...  # fmt: skip
 
 
-def norm(
-    define: Define,
-    args: tuple[Any, ...],
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    mean: Tensor | None = None,
-    var: Tensor | None = None,
-) -> Tensor:
-    """Normalize x, by `mean` and `var` where they are given.
+@overload
+def norm(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: None, var: None,
+         track: bool) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+
+
+def norm(define, args, x, weight=None, bias=None, mean=None, var=None, track=False):
+    """Normalize x, by `mean` and `var` where they are given. With `track`, returns also the mean and biased variance of each set, through
+    which no gradient flows.
 
     `define(x, weight, bias, *args)` checks what it must and returns the spec. It runs once per kind of call, and is part of the kind: a
     lasting function, not a lambda made for each call.
     """
-    way = route(x, weight, bias)
-    if way is not DIRECT:
-        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, False)[0]
-    ready = _ready_for(define, args, x, weight, bias, var is not None, False)
+    # route(x, weight, bias) is not DIRECT, written out: this is the hot path.
+    if (
+        _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() is not None or forward_ad._current_level >= 0
+        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
+    ):  # fmt: skip
+        way = route(x, weight, bias)
+        result = _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, track)
+        return result if track else result[0]
+    key = (
+        define, args, current.get(), track, var is None, x.shape, x.stride(), x.dtype, x.device,
+        None if weight is None else (weight.shape, weight.dtype),
+        None if bias is None else (bias.shape, bias.dtype),
+    )  # fmt: skip
+    ready = _ready.get(key)
+    if ready is None:
+        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track), x.device)
     try:
-        if torch.is_grad_enabled() and (
-            x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
+        if track or (
+            torch.is_grad_enabled()
+            and (x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad))
         ):
-            return _Norm.apply(x, weight, bias, mean, var, ready)[0]  # pyright: ignore[reportOptionalSubscript]
+            result = _Norm.apply(x, weight, bias, mean, var, ready)
+            return result if track else result[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except RuntimeError:
         define(x, weight, bias, *args)  # devices are not in the key: a parameter on another one is explained here
         raise
-
-
-def norm_tracked(
-    define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize x; returns y, and the mean and biased variance of each set, through which no gradient flows."""
-    way = route(x, weight, bias)
-    if way is not DIRECT:
-        return _by_spec(way, define(x, weight, bias, *args), x, weight, bias, None, None, True)
-    ready = _ready_for(define, args, x, weight, bias, False, True)
-    return _Norm.apply(x, weight, bias, None, None, ready)  # pyright: ignore[reportReturnType]
 
 
 def _by_spec(

@@ -147,7 +147,8 @@ def forward(plan: Plan, problem: NormProblem):
         mean7 = frame.stat(mean) if mean is not None else torch.empty_like(var7) if spec.centered else None
         for whole, parts in frame.blocks:
             if not problem.given:
-                taken = reduce(merge, (moments(_at(x7, part).to(frame.acc), REDUCED, spec.centered) for part in parts))
+                blocks = (_at(x7, part).to(frame.acc) for part in parts)
+                taken = reduce(merge, (moments(x_, REDUCED, spec.centered, _centered) for x_ in blocks))
                 _at(var7, whole).copy_(taken.var)
                 if mean7 is not None and taken.mean is not None:
                     _at(mean7, whole).copy_(taken.mean)
@@ -199,7 +200,8 @@ def backward(plan: Plan, problem: NormProblem):
                     c2 = _plus(c2, total(wdy * x_hat, REDUCED) / frame.count)  # (7)
             for part in parts if dx7 is not None else ():
                 x_hat, _, wdy = loaded if loaded and len(parts) == 1 else load(part)  # a single block is still at hand
-                _at(dx7, part).copy_(input_gradient(wdy, x_hat, _at(rstd7, part), c1, c2))  # pyright: ignore[reportArgumentType]
+                stats = (None if stat is None else _spread(stat, wdy) for stat in (_at(rstd7, part), c1, c2))
+                _at(dx7, part).copy_(input_gradient(wdy, x_hat, *stats))  # pyright: ignore[reportArgumentType]
         return dx, frame.gradient(dw7, weight), frame.gradient(db7, bias)
 
     return launch
