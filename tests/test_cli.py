@@ -1,5 +1,6 @@
 """The command line, as a user types it."""
 
+import json
 import subprocess
 import sys
 
@@ -50,11 +51,13 @@ def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
     assert "BROKEN" in capsys.readouterr().out
 
 
-def test_verify_prints_a_matrix(monkeypatch, capsys):
+def test_verify_prints_a_matrix(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cases, "CASES", cases.CASES[:3])
-    assert cli.main(["verify", "--dtype", "float16", "--reasons"]) == 0
+    assert cli.main(["verify", "--dtype", "float16", "--reasons", "--out", str(tmp_path / "results" / "cells.jsonl")]) == 0
     out = capsys.readouterr().out
     assert "layer_norm 64x257" in out and "9 cells" in out and "0 failed" in out
+    records = [json.loads(line) for line in (tmp_path / "results" / "cells.jsonl").read_text().splitlines()]
+    assert len(records) == 9 and all(record["ok"] and record["torch"] for record in records)
 
 
 def test_an_empty_cell_without_a_reason_fails():

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -163,6 +167,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=[_dtype(d) for d in verify.DTYPES], help="only this dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reasons", action="store_true", help="say why each family passes")
+    parser.add_argument("--out", type=Path, help="also write the cells to this file, one JSON object a line")
     parser.set_defaults(run=_verify)
 
 
@@ -170,7 +175,8 @@ def _verify(args: argparse.Namespace) -> int:
     which = [case for case in cases.CASES if args.op in (None, case.op)]
     dtypes = [d for d in verify.DTYPES if args.dtype in (None, _dtype(d))]
     total = len(which) * len(dtypes) * len(FAMILIES)
-    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {device.describe(torch.device(args.device)).name}")
+    name = device.describe(torch.device(args.device)).name or platform.machine()
+    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {name}")
     print("forward/backward: the worst error as a fraction of the budget; – : not supported there, --reasons says why\n")
     cells: dict[tuple[str, str], dict[torch.dtype, verify.Cell]] = defaultdict(dict)
     for cell in _progress(verify.verify(which, dtypes, args.device, args.seed), total, lambda cell: cell.case.name):
@@ -186,9 +192,27 @@ def _verify(args: argparse.Namespace) -> int:
         print()
         for reason in sorted({reason for cell in every for reason in cell.reasons}):
             print(f"- {reason}")
+    if args.out:
+        run = {"device": args.device, "name": name, "torch": torch.__version__, "onepass": __version__, "commit": _commit()}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text("".join(json.dumps(_record(cell) | run) + "\n" for cell in every))
     ran = sum(cell.forward is not None for cell in every)
     print(f"\n{len(every)} cells: {ran - len(failed)} within the budget, {len(every) - ran} not supported, {len(failed)} failed")
     return 1 if failed else 0
+
+
+def _record(cell: verify.Cell) -> dict[str, Any]:
+    numbers = {"forward": cell.forward, "backward": cell.backward, "ok": cell.ok}
+    return {"case": cell.case.name, "family": cell.family, "dtype": _dtype(cell.dtype), **numbers}
+
+
+def _commit() -> str:
+    """The commit that runs, from git or, where the sources travelled without it, from ONEPASS_COMMIT."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("ONEPASS_COMMIT", "unknown")
 
 
 def _cell(cell: verify.Cell) -> str:
