@@ -24,7 +24,6 @@ FORWARD, BACKWARD = "forward", "backward"
 class Family:
     name: str
     module: str  # relative to onepass
-    about: str
     unsupported: Callable[[NormProblem, Device, str], list[str]]
     variant: Callable[[NormProblem], str] = lambda problem: ""
 
@@ -95,7 +94,7 @@ def _reference(problem: NormProblem, device: Device, direction: str) -> list[str
 
 # In order of preference; a cost model replaces the order once families compete.
 FAMILIES = (
-    Family("aten", "cpu.aten", "torch's own kernel on the view", _aten, aten_variant),
-    Family("formula", "cpu.formula", "our formula on the view, block by block", _formula),
-    Family("reference", "cpu.definition", "the definition on logical axes", _reference),
+    Family("aten", "cpu.aten", _aten, aten_variant),  # torch's own kernel on the view
+    Family("formula", "cpu.formula", _formula),  # our formula on the view, block by block
+    Family("reference", "cpu.definition", _reference),  # the definition on logical axes
 )
