@@ -158,6 +158,9 @@ def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> floa
         return float("inf")
     if not actual.numel():
         return 0.0
-    actual, value = actual.to("cpu", torch.float64), value.cpu()
+    value = value.cpu()
+    rounded = value.to(actual.dtype).double()
+    value = torch.where(rounded.isinf(), rounded, value)  # beyond the dtype's range, infinity is right
+    actual = actual.to("cpu", torch.float64)
     same = (actual == value) | (actual.isnan() & value.isnan())
     return torch.where(same, 0.0, (actual - value).abs() / allowed.cpu()).nan_to_num(nan=torch.inf).max().item()
