@@ -29,7 +29,6 @@ Define = Callable[..., NormSpec]
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
-
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._get_tracing_state

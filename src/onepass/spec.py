@@ -1,6 +1,6 @@
 """What is normalized: a NormSpec names the axes of a tensor, which of them share statistics, and which carry parameters.
 
-Here belong the definitions of the norms and nothing about any one tensor: sizes, strides and dtypes live in `problem.py`.
+Here belong the definitions of the norms and how a shape splits into their axes. Strides and dtypes live in `problem.py`.
 """
 
 from __future__ import annotations
