@@ -25,10 +25,12 @@ class Mutation(NamedTuple):
 
 VIEW = "tests/test_view.py -k the_table or every_norm"
 CASES = "tests/test_numerics.py -k every_case and float32"
+MODULATED = "tests/test_numerics.py -k every_case and modulated and float32"
+MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
 BLOCKS = "tests/test_numerics.py -k blocks"
 
 MUTATIONS = [
-    Mutation("K and L swapped", "cpu/formula.py", "run // self.p.channel_run, self.p.channel_run)", "self.p.channel_run, run // self.p.channel_run)", CASES, True),
+    Mutation("K and L swapped", "cpu/formula.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES, True),
     Mutation("the parameter index by the wrong remainder", "problem.py", "t // self.channel_run * self.d", "t % self.channel_run * self.d", VIEW),
     Mutation("a reduced axis taken for a kept one", "problem.py", "any(axis.reduced for axis in outer + sets)", "any(axis.reduced for axis in sets)", VIEW),
     Mutation("axes merged that are not evenly spaced", "problem.py", "if any(stride != size * below", "if any(stride < size * below", VIEW),
@@ -40,17 +42,29 @@ MUTATIONS = [
     Mutation("c1 dropped", "reference.py", "wdy if c1 is None else wdy - c1, x_hat", "wdy, x_hat", CASES),
     Mutation("c2 of the wrong sign", "reference.py", "x_hat, c2, value=-1", "x_hat, c2, value=1", CASES),
     Mutation("the last block dropped", "cpu/formula.py", "for i in range(start, stop, step)]", "for i in range(start, stop - step, step)]", BLOCKS, True),
-    Mutation("gradients of a block overwrite the last", "cpu/formula.py", "_at(dw7, part).add_(", "_at(dw7, part).copy_(", BLOCKS),
-    Mutation("statistics rounded to x's dtype", "cpu/formula.py", "self.acc = problem.acc", "self.acc = problem.dtype",
+    Mutation("gradients of a block overwrite the last", "cpu/formula.py", "_at(sums, part).add_(", "_at(sums, part).copy_(", BLOCKS),
+    Mutation("statistics rounded to x's dtype", "cpu/formula.py", "x, y, problem.acc", "x, y, problem.dtype",
              "tests/test_numerics.py -k every_case and bfloat16"),
     Mutation("dy read as if laid out like y", "cpu/formula.py", "self._split(laid_out(y, self.problem.y_stride), self.y_view)", "self._split(y, self.y_view)", CASES),
-    Mutation("eps forgotten in the op", "ops.py", "_bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, track)",
-             "_bound(NormSpec.unpack(words, sizes, 0.0), x, weight, bias, given, track)", "tests/test_routes.py -k dynamic_shapes"),
+    Mutation("eps forgotten in the op", "ops.py", "_bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, track, extras)",
+             "_bound(NormSpec.unpack(words, sizes, 0.0, weight_offset), x, weight, bias, given, track, extras)", "tests/test_routes.py -k dynamic_shapes"),
     Mutation("the biased variance in running_var", "functional.py", "var * (count / max(count - 1, 1))", "var * 1", "tests/test_nn.py -k same_as_torch"),
-    Mutation("launchers kept whatever the weight", "ops.py", "None if weight is None else (weight.shape, weight.dtype)", "weight is None",
+    Mutation("launchers kept whatever the weight", "ops.py", "weight is None or weight.shape, weight is None or weight.dtype", "weight is None",
              "tests/test_errors.py -k good_call"),
     Mutation("a half-type row backward left to torch", "families.py", 'variant == "rows" and half', 'variant == "none" and half',
              "tests/test_numerics.py -k every_case and bfloat16 and layer_norm"),
+    Mutation("modulation the same for every sample", "spec.py", "_strides(named, self.modulated)", "_strides(named, self.modulated[1:])", MODULATED, True),
+    Mutation("scale without the one", "cpu/formula.py", "extras.scale, self.acc, 1.0)", "extras.scale, self.acc, 0.0)", MODULATED),
+    Mutation("an activation's gradient at u, not z", "reference.py", "(dy, affine(u, self.gain, self.shift)) if", "(dy, u) if", MODULATED),
+    Mutation("an offset forgotten", "cpu/formula.py", "self.acc, self.problem.spec.weight_offset)", "self.acc)", "tests/test_numerics.py -k every_case and offset"),
+    Mutation("the gradient of the sum dropped", "cpu/formula.py", "dx_ if dsum_all is None else dx_ + _at(dsum_all, part)", "dx_",
+             "tests/test_numerics.py -k every_case and add_"),
+    Mutation("sets taken together without their distance", "moments.py", " + total((p.mean - mean).square(), dims) * p.count", "", MIXED, True),
+    Mutation("a mixture's gradient without its means", "moments.py", " + 2 * shared * (self.sets.mean - self.means[i])", "", MIXED),
+    Mutation("last channels taken for the first", "cpu/aten.py", "problem.shape[:2] == sizes[:2]", "problem.shape[1:2] == sizes[1:2]",
+             "tests/test_numerics.py -k every_case and last and evaluation"),
+    Mutation("out copied before it is checked", "functional.py", "        check.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
+             "tests/test_extras.py -k out"),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import torch
 import onepass
 from onepass import ops, spec
 from onepass.bench import cases
-from onepass.bench.cases import Case, Operands
+from onepass.bench.cases import Case
 from onepass.families import FAMILIES
 
 SMALL = [
@@ -23,25 +23,43 @@ SMALL = [
     Case("batch_norm", (3, 2, 2), "channels_last"),
     Case("batch_norm", (3, 2, 2), evaluate=True),
     Case("layer_norm2d", (2, 3, 2, 2)),
+    Case("layer_norm", (2, 3, 4), modulate=True, activation="silu"),
+    Case("layer_norm", (2, 3, 4), "transposed", modulate=True, offset=1.0),
+    Case("layer_norm", (2, 3, 2, 2), "channels_last", rank=3, granularity="channel", activation="gelu"),
+    Case("layer_norm", (2, 3, 2, 2), rank=3, granularity="global", activation="gelu_tanh"),
+    Case("layer_norm", (2, 3, 4), residual=True, modulate=True, activation="gelu_tanh"),
+    Case("rms_norm", (2, 3, 4), offset=1.0, modulate=True, activation="gelu", eps=1e-3),
+    Case("rms_norm", (2, 4), residual=True, eps=1e-3),
+    Case("group_norm", (2, 4, 3), "channels_last", groups=2, modulate=True, activation="silu"),
+    Case("group_norm", (2, 3, 4), groups=2, last=True, activation="relu"),
+    Case("group_norm", (2, 4, 3), groups=2, residual=True, activation="silu"),
+    Case("instance_norm", (2, 4, 2), last=True, modulate=True, activation="gelu"),
+    Case("batch_norm", (3, 2, 2), running=True, activation="silu"),
+    Case("batch_norm", (3, 2, 2), evaluate=True, modulate=True, activation="silu"),
+    Case("layer_norm2d", (2, 3, 2, 2), modulate=True, activation="silu"),
+    Case("switchable_norm", (2, 3, 2, 2), running=True),
+    Case("switchable_norm", (2, 3, 2, 2), "channels_last", modulate=True, activation="silu"),
+    Case("switchable_norm", (3, 2, 2), evaluate=True),
+    Case("switchable_norm", (2, 2, 3), using_bn=False, last=True),
+    Case("switchable_norm", (3, 4)),
 ]
 
 
 @pytest.mark.parametrize("family", [None, *(family.name for family in FAMILIES)])
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_gradcheck_and_gradgradcheck(case, family):
-    x, weight, bias, mean, var = cases.make(case, torch.float64)
-    inputs = [t.requires_grad_() for t in (x, weight, bias) if t is not None]
+    operands = cases.make(case, torch.float64)
+    running = {name: t for name, t in operands._asdict().items() if name.startswith("running") and t is not None}
+    inputs = {name: t.requires_grad_() for name, t in operands._asdict().items() if name not in running and t is not None}
 
     def f(*given):
-        values = iter(given)
-        x_, w, b = next(values), *(None if t is None else next(values) for t in (weight, bias))
-        running = (None if t is None else t.clone() for t in (mean, var))
-        return cases.by_onepass(case, Operands(x_, w, b, *running))
+        kept = {name: t.clone() for name, t in running.items()}
+        return cases.by_onepass(case, operands._replace(**kept, **dict(zip(inputs, given))))
 
     try:
         with onepass.force(family):
-            assert torch.autograd.gradcheck(f, inputs, check_batched_grad=True, check_forward_ad=True)
-            assert torch.autograd.gradgradcheck(f, inputs, check_batched_grad=True)
+            assert torch.autograd.gradcheck(f, tuple(inputs.values()), check_batched_grad=True, check_forward_ad=True)
+            assert torch.autograd.gradgradcheck(f, tuple(inputs.values()), check_batched_grad=True)
     except onepass.CannotForce as reason:
         pytest.skip(str(reason))
 
@@ -53,7 +71,7 @@ def test_only_what_is_needed():
     for family in FAMILIES:
         with onepass.force(family.name):
             ready = ops._bound(spec.group_norm(3), x, weight, bias, False, False)
-            _, mean, rstd, _ = ready.forward(x, weight, bias, None, None)
+            _, mean, rstd, *_ = ready.forward(x, weight, bias, None, None)
             grads = ready.backward(dy, x, weight.detach(), bias, mean, rstd, (False, True, False))
         assert grads[0] is None and grads[2] is None
         torch.testing.assert_close(grads[1], expected)
@@ -98,7 +116,8 @@ def test_outputs_may_be_changed_in_place(case, layout):
     for dtype in (torch.float32, torch.bfloat16):
         operands = cases.make(case, dtype)
         x = cases.lay_out(operands.x.contiguous(), layout).detach().requires_grad_()
-        torch.relu_(cases.by_onepass(case, operands._replace(x=x))).sum().backward()
+        output = cases.by_onepass(case, operands._replace(x=x))
+        sum(torch.relu_(y).sum() for y in (output if isinstance(output, tuple) else (output,))[:1]).backward()
 
 
 def test_evaluation_then_training_then_backward():

@@ -12,6 +12,7 @@ import onepass
 import onepass.functional as O
 from onepass import ops, spec
 from onepass.bench.cases import lay_out
+from onepass.problem import NONE
 
 C = 8
 
@@ -172,12 +173,12 @@ def _opcheck(definition, params, dtype, layout, given):
     stats = [torch.rand(definition.kept_shape(x.shape), dtype=dtype) + 1 for _ in range(2)] if given else [None, None]
     packed = definition.pack()
     track = definition.centered and not given
-    torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, track))
+    torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, track, *NONE))
     with torch.no_grad():
-        y, mean, rstd, _ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False)
+        y, mean, rstd, *_ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False, *NONE)
     mean = stats[0] if given else mean if definition.centered else None
     operands = [None if t is None else t.detach() for t in (torch.randn_like(y), x, weight, bias, mean, rstd)]
-    arguments = (*operands, *packed, given, [True, True, bias is not None])
+    arguments = (*operands, *packed, given, [True, True, bias is not None], None, *NONE)
     torch.library.opcheck(torch.ops.onepass.norm_backward.default, arguments, test_utils=["test_schema", "test_faketensor"])
 
 

@@ -14,7 +14,8 @@ SOURCE = Path(onepass.__file__).parent
 ARROWS = {
     "__init__": {"functional", "nn", "plan"},
     "nn": {"functional", "check"},
-    "functional": {"check", "ops", "spec"},
+    "functional": {"check", "ops", "reference", "problem", "spec", "moments"},
+    "check": {"spec"},
     "ops": {"plan", "families", "device", "reference", "problem", "spec"},
     "plan": {"families", "device", "problem"},
     "families": {"device", "problem"},

@@ -13,11 +13,11 @@ from onepass.bench.cases import lay_out
 from onepass.problem import NormProblem, ParamMap, View, bind
 
 
-def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of) -> NormProblem:
-    """Walk every (o, r, s, t) of the view; `set_of` and `param_of` say by index in x what the definition of the norm demands."""
+def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of, modulation_of=lambda index: 0) -> NormProblem:
+    """Walk every (o, r, s, t) of the view; `set_of`, `param_of` and `modulation_of` say by index in x what the definition demands."""
     problem = bind(definition, x)
-    view, y_view, param = problem.x, problem.y, problem.param
-    assert view is not None and y_view is not None and param is not None
+    view, y_view, param, modulation = problem.x, problem.y, problem.param, problem.modulation
+    assert view is not None and y_view is not None and param is not None and modulation is not None
     stride = problem.y_stride if problem.copied else x.stride()
     where: dict[int, list[tuple[int, ...]]] = {}  # address -> the indices of x that live there (several if x is expanded)
     for index in itertools.product(*map(range, x.shape)):
@@ -30,6 +30,7 @@ def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of) -
         address = sum(i * k for i, k in zip((o, r, s, t), view.strides))
         assert index in where[address], "x and y disagree about the element"
         assert param.index(o, r, s, t) == param_of(index), (o, r, s, t, index)
+        assert modulation.index(o, r, s, t) == modulation_of(index), (o, r, s, t, index)
         sets.setdefault((o, s), set()).add(set_of(index))
         seen.add(index)
     assert len(seen) == x.numel(), "the view misses elements"
@@ -89,6 +90,39 @@ def test_random_memory(seed):
             _brute_force(definition, x, set_of, param_of)
 
 
+def _extended(shape: tuple[int, ...], groups: int):
+    """Norms beyond torch's: channels last, modulated, with coarser parameters; definition, set, parameter, modulation."""
+    _, *positions, c = shape
+    width = c // groups
+    yield spec.group_norm(groups, channel_dim=-1), lambda i: (i[0], i[-1] // width), lambda i: i[-1], lambda i: 0
+    yield spec.instance_norm(channel_dim=-1), lambda i: (i[0], i[-1]), lambda i: i[-1], lambda i: 0
+    yield spec.batch_norm(channel_dim=-1), lambda i: i[-1], lambda i: i[-1], lambda i: 0
+    per_sample = lambda i: i[0] * c + i[-1]  # noqa: E731
+    yield spec.group_norm(groups, channel_dim=-1, modulated=True), lambda i: (i[0], i[-1] // width), lambda i: i[-1], per_sample
+    yield spec.instance_norm(channel_dim=-1, modulated=True), lambda i: (i[0], i[-1]), lambda i: i[-1], per_sample
+    yield spec.layer_norm(1, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
+    yield spec.rms_norm(1, 1e-6, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
+    if positions:
+        first = positions[0]
+        rank = len(shape) - 1
+        yield spec.layer_norm(rank, granularity="channel"), lambda i: i[0], lambda i: i[1], lambda i: 0
+        yield spec.layer_norm(rank, granularity="global"), lambda i: i[0], lambda i: 0, lambda i: 0
+        by_channel = lambda i: i[0] * first + i[1]  # noqa: E731
+        yield spec.layer_norm(rank, granularity="channel", modulated=True), lambda i: i[0], lambda i: i[1], by_channel
+        yield spec.layer_norm2d(modulated=True), lambda i: (i[0], i[2:]), lambda i: i[1], by_channel
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded"])
+@pytest.mark.parametrize("shape, groups", [((2, 3, 4, 6), 3), ((3, 5, 4), 2), ((2, 6), 2), ((2, 4, 1, 2, 3), 3), ((1, 4, 2, 6), 6)])
+def test_modulation_granularity_and_channels_last(shape, groups, layout):
+    x = lay_out(torch.empty(shape), layout)
+    for definition, set_of, param_of, modulation_of in _extended(shape, groups):
+        if bind(definition, x).x is None:  # kept axes inside the reduced ones, of which some carry no parameter: (1) has no such term
+            assert layout in ("transposed", "reversed")
+            continue
+        _brute_force(definition, x, set_of, param_of, modulation_of)
+
+
 def _rows():
     """DESIGN's table: norm, layout, view sizes, parameter map, for N=2, C=6, H=3, W=4, G=3."""
     n, c, size, g = 2, 6, 12, 3
@@ -105,6 +139,10 @@ def _rows():
     yield spec.layer_norm(2), nhwc, (n, size, c, 1), ParamMap(1, 1, 0, 1, 0, 1, 0)
     yield spec.layer_norm(3), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 1)
     yield spec.layer_norm(3), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 1, 0, 1, size)
+    yield spec.layer_norm(3, granularity="channel"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, size, 1)
+    yield spec.layer_norm(3, granularity="channel"), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 0, 0, 1, 1)
+    yield spec.layer_norm(3, granularity="global"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
+    yield spec.layer_norm(3, granularity="global"), nhwc, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
 
 
 @pytest.mark.parametrize("definition, layout, sizes, param", list(_rows()))
@@ -112,6 +150,12 @@ def test_the_table(definition, layout, sizes, param):
     problem = bind(definition, lay_out(torch.empty(2, 6, 3, 4), layout))
     assert problem.x is not None
     assert (problem.x.sizes, problem.param, problem.copied) == (sizes, param, "")
+
+
+def test_modulation_is_a_second_map():
+    problem = bind(spec.layer_norm(1, modulated=True), torch.empty(2, 7, 5))
+    assert problem.x is not None and problem.x.sizes == (14, 1, 1, 5)
+    assert problem.param == ParamMap(1, 1, 0, 0, 0, 1, 1) and problem.modulation == ParamMap(7, 2, 5, 0, 0, 1, 1)
 
 
 def test_heads_of_a_fused_projection_need_no_copy():

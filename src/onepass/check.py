@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .spec import ACTIVATIONS, GRANULARITIES
+
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
 _SCALAR = {
@@ -25,12 +27,17 @@ _SCALAR = {
 Named = tuple[str, Tensor | None]
 
 
-def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None) -> None:
+def layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, granularity: str = "element"
+) -> None:
     _float(x, "LayerNormKernelImpl")
     _trailing(x, normalized_shape, "*, ")
     params = ("weight", weight), ("bias", bias)
     _are_tensors(*params)
-    _shaped_like(normalized_shape, *params)
+    if granularity == "element":
+        _shaped_like(normalized_shape, *params)
+    else:
+        _granular(granularity, normalized_shape, *params)
     _together(x, *params)
 
 
@@ -42,14 +49,14 @@ def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) 
     _one_device(x, ("weight", weight))
 
 
-def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None) -> None:
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, channel_dim: int = 1) -> None:
     _float(x, "GroupNormKernelImpl")
     if x.dim() < 2:
         raise RuntimeError(
             f"Expected at least 2 dimensions for input tensor but received {x.dim()}; group_norm takes (N, C, *), "
             f"input has shape {list(x.shape)}: add a batch dimension with input.unsqueeze(0)"
         )
-    channels = x.shape[1]
+    channels = x.shape[channel_dim]
     if num_groups == 0:
         raise ZeroDivisionError(f"integer division or modulo by zero; num_groups=0, expected a divisor of the {channels} channels of input")
     if num_groups < 0:
@@ -61,7 +68,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
             f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.shape)} "
             f"and num_groups={num_groups}; {_nearest(channels, num_groups)}"
         )
-    sizes = [x.shape[0] * channels // num_groups, num_groups, *x.shape[2:]]
+    sizes = [x.shape[0] * channels // num_groups, num_groups, *_positions(x, channel_dim)]
     _more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
     params = ("weight", weight), ("bias", bias)
     _are_tensors(*params)
@@ -69,7 +76,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
         if param is not None and tuple(param.shape) != (channels,):
             raise RuntimeError(
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
-                f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]{_channels_last(x, param)}"
+                f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]{_moved(x, param, channel_dim)}"
             )
     _together(x, *params)
 
@@ -87,7 +94,7 @@ def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
         if param is not None and tuple(param.shape) != (x.shape[1],):
             raise RuntimeError(
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
-                f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{_channels_last(x, param)}"
+                f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{_moved(x, param)}"
             )
     _together(x, *params)
 
@@ -107,8 +114,9 @@ def instance_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     use_input_stats: bool,
+    channel_dim: int = 1,
 ) -> None:
-    if use_input_stats and prod(x.shape[2:]) == 1:
+    if use_input_stats and prod(_positions(x, channel_dim)) == 1:
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {x.shape}; instance_norm takes (N, C, L, ...) and one "
             "element has no variance: pass use_input_stats=False with running statistics, or use group_norm or layer_norm"
@@ -126,7 +134,7 @@ def instance_norm(
     params = ("weight", weight), ("bias", bias)
     _are_tensors(*params)
     for named in (*params, *running):
-        _per_channel(x, named, x.shape[0])
+        _per_channel(x, named, x.shape[0], channel_dim)
     _together(x, *params)
     _together(x, *running)
 
@@ -140,6 +148,7 @@ def batch_norm(
     training: bool,
     momentum: float,
     eps: float,
+    channel_dim: int = 1,
 ) -> None:
     running = ("running_mean", running_mean), ("running_var", running_var)
     if momentum is None:
@@ -150,7 +159,8 @@ def batch_norm(
     if training:
         if x.numel():
             _at_least_2d(x)
-        _more_than_one(x.shape, "one value has no variance: use a larger batch, or training=False with running statistics")
+        hint = "one value has no variance: use a larger batch, or training=False with running statistics"
+        _more_than_one(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
         _both_or_neither(*running)
     if eps < 0 or (training and eps == 0):
         wanted = "positive during training" if training else "non-negative"
@@ -160,12 +170,180 @@ def batch_norm(
             raise RuntimeError(
                 f"{name} must be defined in evaluation mode; got {name}=None: pass running statistics, or training=True to use the batch's"
             )
-    params = ("weight", weight), ("bias", bias)
-    _are_tensors(*params)
-    for named in (*running, *params):
-        _per_channel(x, named, 1)
-    _float(x, "batch_norm")
-    _together(x, *params, *running)
+    _channelwise(x, channel_dim, *running, ("weight", weight), ("bias", bias))
+
+
+def switchable_norm(
+    x: Tensor,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    using_bn: bool,
+    channel_dim: int,
+) -> None:
+    _at_least_2d(x)
+    if not using_bn and (running_mean is not None or running_var is not None):
+        raise ValueError("running_mean and running_var belong to BatchNorm, which using_bn=False leaves out: pass None, or using_bn=True")
+    if using_bn:
+        batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
+    else:
+        _channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
+    logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
+    _are_tensors(*logits)
+    _one_device(x, *logits)
+    norms = ["InstanceNorm", "LayerNorm", "BatchNorm"][: 3 if using_bn else 2]
+    for name, logit in logits:
+        if logit is None or not (logit.shape == (len(norms),) or (x.dim() == 2 and logit.shape == (len(norms) - 1,))):
+            raise RuntimeError(
+                f"Expected {name} to have {len(norms)} elements, for {', '.join(norms)}, but got "
+                f"{'None' if logit is None else list(logit.shape)}; using_bn={using_bn}: start from torch.ones({len(norms)})"
+            )
+
+
+def activation(name: str | None) -> str:
+    """The name as the spec knows it."""
+    known = {None: "", "swish": "silu", **{name: name for name in ACTIVATIONS}}
+    if name not in known:
+        raise ValueError(
+            f"activation={name!r} is unknown; expected None, {', '.join(ACTIVATIONS)}, or swish: apply any other to the output"
+        )
+    return known[name]
+
+
+def weight_offset(weight: Tensor | None, offset: float) -> None:
+    if offset and weight is None:
+        raise ValueError(f"weight_offset={offset} was given without a weight to add it to; pass weight, or leave weight_offset at 0")
+
+
+def channel_dim(x: Tensor, dim: int) -> int:
+    """1, or -1 where the channels are last."""
+    found = whole("norm", "channel_dim", dim)
+    found = found + x.dim() if found < 0 else found
+    if found == 1 or x.dim() < 2:
+        return 1
+    if found != x.dim() - 1:
+        raise ValueError(
+            f"channel_dim={dim} of input of shape {list(x.shape)} is neither 1, for (N, C, *), nor -1, for (N, *, C): "
+            f"move the channels with input.movedim({dim}, 1)"
+        )
+    return -1
+
+
+def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """scale and shift, each (N, C)."""
+    if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
+        raise TypeError(f"modulate must be a pair (scale, shift), not {type(modulate).__name__}; pass modulate=(scale, shift)")
+    scale, shift = modulate
+    named = ("modulate's scale", scale), ("modulate's shift", shift)
+    _are_tensors(*named)
+    _one_device(x, *named)
+    position = channel_dim + x.dim() if channel_dim < 0 else channel_dim
+    if not 0 < position < x.dim():
+        raise RuntimeError(
+            f"modulate has a scale and shift per sample, and input of shape {list(x.shape)} has no sample dimension before its channels: "
+            "add one with input.unsqueeze(0)"
+        )
+    expected = (x.shape[0], x.shape[position])
+    for name, t in named:
+        if t is None:
+            continue
+        if tuple(t.shape) != expected:
+            same = "; its dimensions of one are not needed" if [n for n in t.shape if n != 1] == [n for n in expected if n != 1] else ""
+            raise RuntimeError(
+                f"Expected {name} to have shape {list(expected)}, one per sample and channel of input of shape {list(x.shape)}, but got "
+                f"{list(t.shape)}{same}: reshape it with .reshape{expected}"
+            )
+        if t.dtype not in FLOATS or (t.dtype == torch.float64 and x.dtype != torch.float64):
+            raise RuntimeError(f"{name} has dtype {t.dtype} and input {x.dtype}; convert it with .to({x.dtype})")
+    return scale, shift
+
+
+def residual(x: Tensor, residual: Any) -> None:
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"argument 'residual' must be Tensor, not {type(residual).__name__}; convert it with torch.as_tensor")
+    _float(x, "add_norm")
+    _float(residual, "add_norm", "residual")
+    _one_device(x, ("residual", residual))
+    if residual.shape != x.shape:
+        raise RuntimeError(
+            f"Expected residual to have the shape of input, {list(x.shape)}, but got {list(residual.shape)}; expand it with "
+            "residual.expand_as(input) where its values repeat"
+        )
+
+
+def no_gradient(*operands: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        raise RuntimeError(
+            "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.; call it "
+            "under torch.no_grad(), or without out"
+        )
+
+
+def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
+    no_gradient(out, x, *others)
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+        raise RuntimeError(
+            f"Expected out tensor of shape {list(x.shape)}, dtype {x.dtype} on {x.device}, but got shape {list(out.shape)}, dtype "
+            f"{out.dtype} on {out.device}; allocate it with torch.empty_like(input)"
+        )
+    if torch.compiler.is_compiling() or type(out) is not Tensor or out.is_meta:
+        return  # no memory to look at
+    if torch._debug_has_internal_overlap(out) == 1:  # pyright: ignore[reportPrivateImportUsage]
+        raise RuntimeError(
+            f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
+            f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
+        )
+    for t in (x, *others):
+        if t is not None and _overlap(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()):
+            what = "input without being it" if t is x else "another argument"
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
+                f"shares memory with {what}: pass input itself, or memory of its own"
+            )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the spans of memory from first to last element meet."""
+    if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
+        return False
+    (first, last), (begin, end) = (
+        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()) for t in (a, b)
+    )
+    return first < end and begin < last
+
+
+def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
+    """The sizes of the plain operator, against each tensor."""
+    for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
+        if size < (name == "hidden_size"):
+            raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")
+    for name, t in (("input", x), ("out", out)):
+        if t.numel() != num_tokens * hidden_size:
+            raise RuntimeError(
+                f"Expected {name} to hold num_tokens·hidden_size = {num_tokens}·{hidden_size} = {num_tokens * hidden_size} elements, but "
+                f"got shape {list(t.shape)}, {t.numel()} elements"
+            )
+        if not t.is_contiguous():
+            raise RuntimeError(
+                f"Expected {name} to be contiguous, rows of hidden_size={hidden_size} elements one after another, but got strides "
+                f"{list(t.stride())} for shape {list(t.shape)}; pass {name}.contiguous(), or call layer_norm, which takes any strides"
+            )
+    if out.dtype != x.dtype or out.device != x.device:
+        raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device} as input, but got {out.dtype} on {out.device}")
+    for name, t in (("gamma", gamma), ("beta", beta)):
+        if t is not None and t.numel() != hidden_size:
+            raise RuntimeError(
+                f"Expected {name} to hold hidden_size={hidden_size} elements, but got shape {list(t.shape)}, {t.numel()} elements"
+            )
+    _together(x, ("gamma", gamma), ("beta", beta))
 
 
 def tensor(x: Any) -> None:
@@ -194,7 +372,7 @@ def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _float(x: Tensor, kernel: str) -> None:
+def _float(x: Tensor, kernel: str, name: str = "input") -> None:
     if x.layout != torch.strided:
         raise NotImplementedError(
             f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(), or '
@@ -203,8 +381,8 @@ def _float(x: Tensor, kernel: str) -> None:
     if x.dtype not in FLOATS:
         scalar = _SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
         raise NotImplementedError(
-            f"\"{kernel}\" not implemented for '{scalar}'; input has dtype {x.dtype}, expected float64, float32, bfloat16 or float16: "
-            "convert it with input.float()"
+            f"\"{kernel}\" not implemented for '{scalar}'; {name} has dtype {x.dtype}, expected float64, float32, bfloat16 or float16: "
+            f"convert it with {name}.float()"
         )
 
 
@@ -237,6 +415,38 @@ def _shaped_like(normalized_shape: Sequence[int], *params: Named) -> None:
                     else f"expected one {name} per normalized element"
                 )
             )
+
+
+def granular_shape(granularity: str, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of weight and bias."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity={granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}")
+    return tuple(normalized_shape[: {"element": len(normalized_shape), "channel": 1, "global": 0}[granularity]])
+
+
+def _granular(granularity: str, normalized_shape: Sequence[int], *params: Named) -> None:
+    channel, expected = granularity == "channel", list(granular_shape(granularity, normalized_shape))
+    for name, param in params:
+        if param is not None and not (list(param.shape) == expected or (not channel and list(param.shape) == [1])):
+            wanted = f"{expected}, one per channel, the first of" if channel else "[] or [1], one for all of"
+            raise RuntimeError(
+                f"Expected {name} to be of shape {wanted} normalized_shape = {list(normalized_shape)}, but got {name} of shape "
+                f"{list(param.shape)}; granularity={granularity!r}: choose among {', '.join(GRANULARITIES)}"
+            )
+
+
+def _channelwise(x: Tensor, channel_dim: int, *params: Named) -> None:
+    """Parameters with a value per channel."""
+    _are_tensors(*params)
+    for named in params:
+        _per_channel(x, named, 1, channel_dim)
+    _float(x, "batch_norm")
+    _together(x, *params)
+
+
+def _positions(x: Tensor, channel_dim: int) -> Sequence[int]:
+    """The sizes beside samples and channels."""
+    return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
 
 
 def _together(x: Tensor, *params: Named) -> None:
@@ -294,13 +504,13 @@ def _both_or_neither(*running: Named) -> None:
         )
 
 
-def _per_channel(x: Tensor, named: Named, copies: int) -> None:
+def _per_channel(x: Tensor, named: Named, copies: int, channel_dim: int) -> None:
     name, param = named
-    channels = x.shape[1] if x.dim() > 1 else 0
+    channels = x.shape[channel_dim] if x.dim() > 1 else 0
     if param is not None and param.numel() != channels:
         raise RuntimeError(
             f"{name} should contain {channels * copies} elements not {param.numel() * copies}; {name} has shape {list(param.shape)}, "
-            f"expected [{channels}], the channels of input of shape {list(x.shape)}{_channels_last(x, param)}"
+            f"expected [{channels}], the channels of input of shape {list(x.shape)}{_moved(x, param, channel_dim)}"
         )
 
 
@@ -309,9 +519,13 @@ def _more_than_one(sizes: Sequence[int], hint: str) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}; {hint}")
 
 
-def _channels_last(x: Tensor, param: Tensor) -> str:
-    if x.dim() > 2 and param.numel() == x.shape[-1] != x.shape[1]:
-        return "; its size is that of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1)"
+def _moved(x: Tensor, param: Tensor, channel_dim: int | None = None) -> str:
+    """A hint where the parameter fits the other place of the channels."""
+    if channel_dim == -1 and x.dim() > 2 and param.numel() == x.shape[1] != x.shape[-1]:
+        return "; its size is that of dimension 1 of input: is input (N, C, ...)? Then leave channel_dim at 1"
+    if channel_dim != -1 and x.dim() > 2 and param.numel() == x.shape[-1] != x.shape[1]:
+        last = "" if channel_dim is None else ", or channel_dim=-1"
+        return f"; its size is that of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1){last}"
     return ""
 
 

@@ -264,7 +264,7 @@ def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bo
     rows = [["", "largest error", "of the budget", "torch's, of the budget"]]
     ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch))
     worst, torch_worst = (oracle.worst(outcome, exact.value, exact.allowed) for outcome in (ours, torchs))
-    for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst, torch_worst):
+    for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst.parts, torch_worst.parts):
         if outcome is not None and value is not None and error is not None:
             largest = (outcome.double() - value).abs().nan_to_num().max().item() if outcome.numel() else 0.0
             rows.append([name, f"{largest:.3g}", f"{error:.3f}", f"{other:.3f}"])

@@ -52,13 +52,15 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
         return [f"torch's kernels were held against the error budget on the CPU only, this is {device.kind}"]
     if problem.x is None:
         return [_no_view(problem)]
+    if problem.spec.mix:
+        return ["none of torch's kernels mixes the statistics of several norms"]
     variant = aten_variant(problem)
     p = problem.param
     if not variant and p and problem.x.reps > 1 and (p.a, p.b, p.c) == (0, 0, problem.x.run) and not problem.given:
         return ["torch's channels-last kernel takes E[x²] - E[x]²: 27000 times the error budget where the mean is 10⁴·std"]
     if not variant:
         return ["none of torch's kernels walks this view with this parameter map"]
-    half = problem.dtype in (torch.float16, torch.bfloat16)
+    half = problem.dtype in (torch.float16, torch.bfloat16) and not problem.tail  # with a tail the kernel sees a float32 copy
     reasons = []
     if variant == "channels":
         if problem.x.run == 1:
@@ -73,6 +75,8 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
         reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
     if direction == BACKWARD and variant == "rows" and half:
         reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
+    if direction == BACKWARD and problem.addends and half:
+        reasons.append("torch rounds dx to the half type before the gradient of the sum is added")
     if direction == BACKWARD and not problem.spec.centered:
         reasons.append("torch has no CPU kernel for the backward of rows without a mean")
     if direction == BACKWARD and variant == "given":

@@ -1,20 +1,44 @@
-"""torch.nn.functional's norms, with its signatures and semantics: check, define, call. Only running statistics are computed here.
+"""torch.nn.functional's norms, with its signatures and semantics, and more: check, define, call. Only running statistics are computed here.
 
 Two differences from torch, both deliberate: the output keeps the input's memory format, and double backward is right everywhere.
+
+Every norm takes these beside torch's arguments:
+
+- `activation`: "silu" (or "swish"), "relu", "gelu" or "gelu_tanh", applied last;
+- `modulate=(scale, shift)`: y = affine(x_hat)·(1 + scale) + shift with a scale and shift per sample and channel, both (N, C), either None;
+- `return_stats=True`: `Stats(output, mean, rstd)` instead of the output; the statistics are float32 (float64 for float64) constants;
+- `out`: a tensor for the output, where no gradient is needed; it may be the input itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import check, ops, spec
+from .moments import Mix, Moments, together
+from .problem import Extras, accumulator
+from .reference import Result
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "layer_norm2d", "rms_norm"]
+__all__ = [
+    "Stats", "add_group_norm", "add_layer_norm", "add_rms_norm", "batch_norm", "group_norm", "instance_norm", "layer_norm", "layer_norm2d",
+    "layer_norm_out", "rms_norm", "switchable_norm",
+]  # fmt: skip
+
+Modulation = tuple[Tensor | None, Tensor | None]
+
+
+class Stats(NamedTuple):
+    """What `return_stats=True` returns. The statistics have the shape of the sets: the leading dimensions for layer_norm, (N, groups) for
+    group_norm, (N, C) for instance_norm, (C,) for batch_norm; no gradient flows through them."""
+
+    output: Tensor
+    mean: Tensor | None  # None where no mean is subtracted
+    rstd: Tensor  # 1/sqrt(var + eps)
 
 
 def layer_norm(
@@ -23,76 +47,139 @@ def layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    weight_offset: float = 0.0,
+    granularity: str = "element",
+    return_stats: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias over the last dimensions, `normalized_shape`.
+    """y = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias over the last dimensions, `normalized_shape`.
+
+    `granularity` says what weight and bias belong to: each "element" of normalized_shape, each "channel" (its first dimension, for an
+    input (N, C, H, W) and normalized_shape (C, H, W)), or "global", one of each. `modulate` is per sample and channel.
 
     Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(layer_norm, (input,), input, normalized_shape, weight, bias, eps)
+        return _defer(layer_norm, locals())
     shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("layer_norm", normalized_shape)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    return ops.norm(_layer_norm, (shape, eps), input, weight, bias)
+    args = shape, eps, granularity, weight_offset, activation, modulate is not None
+    if modulate is None and out is None and not return_stats:
+        return ops.norm(_layer_norm, args, input, weight, bias)
+    return _returned(_run(_layer_norm, args, input, weight, bias, _modulation(input, modulate, -len(shape)), out), return_stats)
 
 
-def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized_shape: tuple[int, ...], eps: float):
-    check.layer_norm(x, normalized_shape, weight, bias)
-    return spec.layer_norm(len(normalized_shape), eps)
+def _layer_norm(x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated):
+    check.layer_norm(x, normalized_shape, weight, bias, granularity)
+    check.weight_offset(weight, weight_offset)
+    clauses = {"weight_offset": weight_offset, "activation": check.activation(activation)}
+    return spec.layer_norm(len(normalized_shape), eps, granularity, modulated, **clauses)
 
 
-def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """y = x/sqrt(mean(x²) + eps)·weight over the last dimensions; eps defaults to the machine epsilon of the accumulator.
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    weight_offset: float = 0.0,
+    return_stats: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """y = x/sqrt(mean(x²) + eps)·(weight + weight_offset) over the last dimensions; eps defaults to the machine epsilon of the accumulator.
 
     Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(rms_norm, (input,), input, normalized_shape, weight, eps)
+        return _defer(rms_norm, locals())
     shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("rms_norm", normalized_shape)
-    return ops.norm(_rms_norm, (shape, eps), input, weight)
+    args = shape, eps, weight_offset, activation, modulate is not None
+    if modulate is None and out is None and not return_stats:
+        return ops.norm(_rms_norm, args, input, weight)
+    return _returned(_run(_rms_norm, args, input, weight, None, _modulation(input, modulate, -len(shape)), out), return_stats)
 
 
-def _rms_norm(x: Tensor, weight: Tensor | None, bias: None, normalized_shape: tuple[int, ...], eps: float | None):
+def _rms_norm(x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated):
     check.rms_norm(x, normalized_shape, weight)
+    check.weight_offset(weight, weight_offset)
     if eps is None:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    return spec.rms_norm(len(normalized_shape), eps)
+    clauses = {"weight_offset": weight_offset, "activation": check.activation(activation)}
+    return spec.rms_norm(len(normalized_shape), eps, modulated, **clauses)
 
 
-def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_dim: int = 1,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    return_stats: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the C/num_groups channels of a group and all positions of (N, C, *).
 
-    Example: `group_norm(torch.randn(2, 320, 8, 8), 32)`
+    With `channel_dim=-1` the input is (N, *, C).
+
+    Example: `group_norm(torch.randn(2, 320, 8, 8), 32, activation="silu")`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(group_norm, (input,), input, num_groups, weight, bias, eps)
+        return _defer(group_norm, locals())
     if type(num_groups) is not int:
         num_groups = check.whole("group_norm", "num_groups", num_groups)
+    if channel_dim != 1:
+        channel_dim = check.channel_dim(input, channel_dim)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    return ops.norm(_group_norm, (num_groups, eps), input, weight, bias)
+    args = num_groups, eps, channel_dim, activation, modulate is not None
+    if modulate is None and out is None and not return_stats:
+        return ops.norm(_group_norm, args, input, weight, bias)
+    return _returned(_run(_group_norm, args, input, weight, bias, _modulation(input, modulate, channel_dim), out), return_stats)
 
 
-def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, eps: float):
-    check.group_norm(x, num_groups, weight, bias)
-    return spec.group_norm(num_groups, eps)
+def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated):
+    check.group_norm(x, num_groups, weight, bias, channel_dim)
+    return spec.group_norm(num_groups, eps, channel_dim, modulated, activation=check.activation(activation))
 
 
-def layer_norm2d(input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6) -> Tensor:
+def layer_norm2d(
+    input: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    return_stats: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
     """LayerNorm over C at each pixel of (N, C, H, W), without permuting copies: y = (x - mean)/sqrt(var + eps)·weight + bias.
 
     Example: `layer_norm2d(torch.randn(2, 96, 56, 56), torch.ones(96), torch.zeros(96))`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(layer_norm2d, (input,), input, weight, bias, eps)
+        return _defer(layer_norm2d, locals())
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    return ops.norm(_layer_norm2d, (eps,), input, weight, bias)
+    args = eps, activation, modulate is not None
+    if modulate is None and out is None and not return_stats:
+        return ops.norm(_layer_norm2d, args, input, weight, bias)
+    return _returned(_run(_layer_norm2d, args, input, weight, bias, _modulation(input, modulate, 1), out), return_stats)
 
 
-def _layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
+def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated):
     check.layer_norm2d(x, weight, bias)
-    return spec.layer_norm2d(eps)
+    return spec.layer_norm2d(eps, modulated, activation=check.activation(activation))
 
 
 def instance_norm(
@@ -104,32 +191,40 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    channel_dim: int = 1,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    return_stats: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the positions of each channel of each sample of (N, C, *).
 
     The running statistics, if any, are updated in place by the batch average of the samples' own; with
-    `use_input_stats=False` they are used instead.
+    `use_input_stats=False` they are used, and returned, instead. With `channel_dim=-1` the input is (N, *, C).
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(
-            instance_norm, (input,), input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
-        )
-    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats)
+        return _defer(instance_norm, locals())
+    if channel_dim != 1:
+        channel_dim = check.channel_dim(input, channel_dim)
+    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, channel_dim)
+    args, extras = (eps, channel_dim, activation, modulate is not None), _modulation(input, modulate, channel_dim)
     if not use_input_stats:
-        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
-    if running_mean is None or running_var is None:
-        return ops.norm(_instance_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm(_instance_norm, (eps,), input, weight, bias, None, None, True)
-    if input.numel():
-        _update(running_mean, mean.mean(0), momentum)
-        _update(running_var, _unbiased(var, input).mean(0), momentum)
-    return y
+        return _evaluate(args, input, weight, bias, running_mean, running_var, extras, return_stats, out)
+    track = running_mean is not None
+    if not (track or return_stats) and modulate is None and out is None:
+        return ops.norm(_instance_norm, args, input, weight, bias)
+    result = _run(_instance_norm, args, input, weight, bias, extras, out, (running_mean, running_var), track=track)
+    if track and input.numel():
+        assert result.mean is not None
+        _update(running_mean, running_var, result.mean.mean(0), _unbiased(result.var, input).mean(0), momentum)
+    return _returned(result, return_stats)
 
 
-def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
-    return spec.instance_norm(eps)
+def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
+    return spec.instance_norm(eps, channel_dim, modulated, activation=check.activation(activation))
 
 
 def batch_norm(
@@ -141,32 +236,221 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
+    channel_dim: int = 1,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    return_stats: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the batch and the positions of each channel of (N, C, *).
 
     In training the batch's statistics are used and the running ones, if any, updated in place by
-    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance; otherwise the running ones are used.
+    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance; otherwise the running ones are used, and returned. With
+    `channel_dim=-1` the input is (N, *, C).
 
     Example: `batch_norm(torch.randn(8, 64, 32, 32), None, None, training=True)`
     """
     if type(input) is not Tensor and _overridden(input):
-        return handle_torch_function(batch_norm, (input,), input, running_mean, running_var, weight, bias, training, momentum, eps)
-    check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        return _defer(batch_norm, locals())
+    if channel_dim != 1:
+        channel_dim = check.channel_dim(input, channel_dim)
+    check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
+    args, extras = (eps, channel_dim, activation, modulate is not None), _modulation(input, modulate, channel_dim)
     if not training:
-        return ops.norm(_batch_norm, (eps,), input, weight, bias, running_mean, running_var)
-    if running_mean is None or running_var is None:
-        return ops.norm(_batch_norm, (eps,), input, weight, bias)
-    y, mean, var = ops.norm(_batch_norm, (eps,), input, weight, bias, None, None, True)
-    if input.numel():
-        _update(running_mean, mean, momentum)
-        _update(running_var, _unbiased(var, input), momentum)
-    return y
+        return _evaluate(args, input, weight, bias, running_mean, running_var, extras, return_stats, out)
+    track = running_mean is not None
+    if not (track or return_stats) and modulate is None and out is None:
+        return ops.norm(_batch_norm, args, input, weight, bias)
+    result = _run(_batch_norm, args, input, weight, bias, extras, out, (running_mean, running_var), track=track)
+    if track and input.numel():
+        _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
+    return _returned(result, return_stats)
 
 
-def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float):
-    return spec.batch_norm(eps)
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
+    return spec.batch_norm(eps, channel_dim, modulated, activation=check.activation(activation))
+
+
+def switchable_norm(
+    input: Tensor,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    using_bn: bool = True,
+    *,
+    channel_dim: int = 1,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    return_stats: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """y = (x - mean)/sqrt(var + eps)·weight + bias with mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k over
+    k = InstanceNorm, LayerNorm, BatchNorm of (N, C, *), in this order (Luo et al., 2018).
+
+    `using_bn=False` leaves BatchNorm out, an input (N, C) InstanceNorm. BatchNorm's running statistics are updated in training and used
+    otherwise, as in `batch_norm`. With `channel_dim=-1` the input is (N, *, C).
+
+    Example: `switchable_norm(torch.randn(8, 64, 32, 32), torch.ones(3), torch.ones(3), training=True)`
+    """
+    if type(input) is not Tensor and _overridden(input):
+        return _defer(switchable_norm, locals())
+    if channel_dim != 1:
+        channel_dim = check.channel_dim(input, channel_dim)
+    running = running_mean, running_var
+    check.switchable_norm(input, mean_weight, var_weight, *running, weight, bias, training, momentum, eps, using_bn, channel_dim)
+    norms = ["-", "c", "n"][input.dim() == 2 : 3 if using_bn else 2]
+    acc = accumulator(input.dtype)
+    mean_weight, var_weight = (torch.softmax(logits[-len(norms) :].to(acc), 0) for logits in (mean_weight, var_weight))
+    last = running if using_bn and not training else (None, None)
+    extras = _modulation(input, modulate, channel_dim)._replace(
+        mean_weight=mean_weight, var_weight=var_weight, running_mean=last[0], running_var=last[1]
+    )
+    args = ", ".join(norms), eps, channel_dim, activation, modulate is not None
+    result = _run(_switchable_norm, args, input, weight, bias, extras, out, running, track=True)
+    assert result.mean is not None and result.var is not None
+    count = input.numel() // max(result.mean.numel(), 1)
+    sets = Moments(count, result.mean, result.var * count)
+    if training and using_bn and running_mean is not None and input.numel():
+        batch = together(sets, [0])
+        _update(running_mean, running_var, batch.mean, _unbiased(batch.var, input), momentum)
+    if not return_stats:
+        return result.y
+    given = None if last[0] is None or last[1] is None else (last[0], last[1])
+    mix = Mix.of(sets, [{"-": [], "c": [1], "n": [0]}[name] for name in norms], (mean_weight.detach(), var_weight.detach()), given)
+    return _returned(result._replace(mean=mix.mean.clone()), True)
+
+
+def _switchable_norm(x: Tensor, weight, bias, mix: str, eps: float, channel_dim: int, activation, modulated):
+    return spec.switchable_norm(mix, eps, channel_dim, modulated, activation=check.activation(activation))
+
+
+def add_layer_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    weight_offset: float = 0.0,
+    granularity: str = "element",
+) -> tuple[Tensor, Tensor]:
+    """`sum = input + residual` and `layer_norm(sum, ...)`, returned as (y, sum). The sum is rounded to its dtype before it is normalized.
+
+    Example: `y, x = add_layer_norm(branch, x, (64,))`
+    """
+    if type(input) is not Tensor and _overridden(input):
+        return _defer(add_layer_norm, locals())
+    check.residual(input, residual)
+    if _autocasts(input):  # the sum keeps its dtype, the norm is taken in float32
+        total = input + residual
+        extras = {"activation": activation, "modulate": modulate, "weight_offset": weight_offset, "granularity": granularity}
+        return layer_norm(total, normalized_shape, weight, bias, eps, **extras), total
+    shape = check.shape_of("add_layer_norm", normalized_shape)
+    args = shape, eps, granularity, weight_offset, activation, modulate is not None
+    return _added(_layer_norm, args, input, residual, weight, bias, _modulation(input, modulate, -len(shape)))
+
+
+def add_rms_norm(
+    input: Tensor,
+    residual: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+    weight_offset: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`sum = input + residual` and `rms_norm(sum, ...)`, returned as (y, sum). The sum is rounded to its dtype before it is normalized.
+
+    Example: `y, x = add_rms_norm(branch, x, (64,), eps=1e-6)`
+    """
+    if type(input) is not Tensor and _overridden(input):
+        return _defer(add_rms_norm, locals())
+    check.residual(input, residual)
+    shape = check.shape_of("add_rms_norm", normalized_shape)
+    args = shape, eps, weight_offset, activation, modulate is not None
+    return _added(_rms_norm, args, input, residual, weight, None, _modulation(input, modulate, -len(shape)))
+
+
+def add_group_norm(
+    input: Tensor,
+    residual: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    channel_dim: int = 1,
+    activation: str | None = None,
+    modulate: Modulation | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`sum = input + residual` and `group_norm(sum, ...)`, returned as (y, sum). The sum is rounded to its dtype before it is normalized.
+
+    Example: `y, x = add_group_norm(branch, x, 32, activation="silu")`
+    """
+    if type(input) is not Tensor and _overridden(input):
+        return _defer(add_group_norm, locals())
+    check.residual(input, residual)
+    if channel_dim != 1:
+        channel_dim = check.channel_dim(input, channel_dim)
+    if _autocasts(input):  # the sum keeps its dtype, the norm is taken in float32
+        total = input + residual
+        extras = {"channel_dim": channel_dim, "activation": activation, "modulate": modulate}
+        return group_norm(total, num_groups, weight, bias, eps, **extras), total
+    args = check.whole("add_group_norm", "num_groups", num_groups), eps, channel_dim, activation, modulate is not None
+    return _added(_group_norm, args, input, residual, weight, bias, _modulation(input, modulate, channel_dim))
+
+
+def layer_norm_out(
+    out: Tensor,
+    input: Tensor,
+    gamma: Tensor | None,
+    beta: Tensor | None,
+    num_tokens: int,
+    hidden_size: int,
+    epsilon: float = 1e-5,
+) -> Tensor:
+    """The plain operator: out = LayerNorm of each of `num_tokens` rows of `hidden_size` contiguous elements, without gradients.
+
+    Any contiguous input of that many elements is seen as rows: (tokens, hidden), or (N, C, H, W) with N·C tokens of H·W. `out` may be
+    `input`. Also `torch.ops.onepass.layer_norm_out`, which returns nothing.
+
+    Example: `layer_norm_out(torch.empty(8, 64), torch.randn(8, 64), torch.ones(64), torch.zeros(64), 8, 64)`
+    """
+    operands = out, input, gamma, beta
+    check.no_gradient(*operands)
+    run = torch.ops.onepass.layer_norm_out if ops.route(*operands) is not ops.DIRECT else _rows_into
+    run(*operands, num_tokens, hidden_size, epsilon)
+    return out
+
+
+def _rows_into(
+    out: Tensor, input: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int, epsilon: float
+) -> None:
+    check.rows(out, input, gamma, beta, num_tokens, hidden_size)
+    gamma, beta = (None if param is None else param.reshape(hidden_size) for param in (gamma, beta))
+    layer_norm(input.view(num_tokens, hidden_size), (hidden_size,), gamma, beta, epsilon, out=out.view(num_tokens, hidden_size))
+
+
+_layer_norm_out_op = torch.library.custom_op("onepass::layer_norm_out", _rows_into, mutates_args={"out"})
+
+
+@_layer_norm_out_op.register_fake
+def _(out, input, gamma, beta, num_tokens, hidden_size, epsilon) -> None:
+    check.rows(out, input, gamma, beta, num_tokens, hidden_size)
 
 
 def _overridden(input: Any) -> bool:
@@ -177,23 +461,88 @@ def _overridden(input: Any) -> bool:
     return False
 
 
-def _unbiased(var: Tensor, input: Tensor) -> Tensor:
+def _defer(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    return handle_torch_function(function, (arguments["input"],), **arguments)
+
+
+def _modulation(input: Tensor, modulate: Modulation | None, channel_dim: int) -> Extras:
+    return Extras(None, *((None, None) if modulate is None else check.modulation(input, modulate, channel_dim)))
+
+
+def _run(
+    define: ops.Define,
+    args: tuple[Any, ...],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    extras: Extras,
+    out: Tensor | None,
+    running: tuple[Tensor | None, Tensor | None] = (None, None),
+    given: bool = False,
+    track: bool = False,
+) -> Result:
+    """The call with everything; `running` statistics are used if they are `given`."""
+    if out is not None:
+        check.out(out, input, weight, bias, *running, *extras)
+    result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track)
+    return result if out is None else result._replace(y=out.copy_(result.y))
+
+
+def _evaluate(
+    args: tuple[Any, ...],
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    extras: Extras,
+    return_stats: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """By running statistics, (C,): the sets of batch_norm."""
+    if extras.scale is None and extras.shift is None and out is None and not return_stats:
+        return ops.norm(_batch_norm, args, input, weight, bias, running_mean, running_var)
+    result = _run(_batch_norm, args, input, weight, bias, extras, out, (running_mean, running_var), given=True)
+    assert running_mean is not None
+    return _returned(result._replace(mean=running_mean.detach().to(result.rstd.dtype, copy=True)), return_stats)
+
+
+def _added(
+    define: ops.Define, args: tuple[Any, ...], input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, extras: Extras
+) -> tuple[Tensor, Tensor]:
+    result = ops.full(define, args, input, weight, bias, extras=extras._replace(residual=residual))
+    assert result.sum is not None
+    return result.y, result.sum
+
+
+def _returned(result: Result, return_stats: bool) -> Any:
+    return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
+
+
+def _unbiased(var: Tensor | None, input: Tensor) -> Tensor:
     """The variance with n/(n - 1), n the size of a set. (13)"""
+    assert var is not None
     count = input.numel() // max(var.numel(), 1)
     return var * (count / max(count - 1, 1))
 
 
-def _update(running: Tensor, batch: Tensor, momentum: float) -> None:
+def _update(running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor | None, var: Tensor, momentum: float) -> None:
     """running = (1 - momentum)·running + momentum·batch, in the accumulator's dtype. (12)"""
-    batch = batch.reshape(running.shape)
-    if running.dtype == batch.dtype and not isinstance(momentum, Tensor):
-        running.mul_(1 - momentum).add_(batch, alpha=momentum)
-    else:
-        running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
+    for running, batch in ((running_mean, mean), (running_var, var)):
+        assert running is not None and batch is not None
+        batch = batch.reshape(running.shape)
+        if running.dtype == batch.dtype and not isinstance(momentum, Tensor):
+            running.mul_(1 - momentum).add_(batch, alpha=momentum)
+        else:
+            running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
+
+
+def _autocasts(x: Tensor) -> bool:
+    """Whether torch would run layer_norm and group_norm in float32 now: under CUDA autocast. The others, and the CPU, it leaves alone."""
+    return x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64
 
 
 def _autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Under CUDA autocast torch runs layer_norm and group_norm in float32; the others, and the CPU, it leaves alone."""
-    if not torch.is_autocast_enabled("cuda") or x.dtype == torch.float64:
+    if not _autocasts(x):
         return x, weight, bias
     return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()

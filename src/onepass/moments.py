@@ -51,3 +51,77 @@ def merge(p: Moments, q: Moments) -> Moments:
     delta = q.mean - p.mean
     mean = p.mean + delta * (q.count / count)
     return Moments(count, mean, p.m2 + q.m2 + delta.square() * (p.count * q.count / count))
+
+
+def together(p: Moments, dims: Sequence[int]) -> Moments:
+    """Sets of equal size along `dims` taken together: (14), (15) for all of them at once."""
+    if not dims or p.mean is None:
+        return p
+    mean = average(p.mean, dims)
+    m2 = total(p.m2, dims) + total((p.mean - mean).square(), dims) * p.count
+    return Moments(p.count * prod([p.mean.shape[dim] for dim in dims]), mean, m2)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Statistics as a weighted mean of several norms', all made from the moments of the same sets: the Combine of a mixture.
+
+    `means` and `variances` are the norms', of size 1 along the dimensions `over` which each takes the sets together; None in `over`
+    marks statistics that were given, not computed.
+    """
+
+    sets: Moments
+    over: list[list[int] | None]
+    means: list[Tensor]
+    variances: list[Tensor]
+    mean_weight: Tensor
+    var_weight: Tensor
+
+    @staticmethod
+    def of(sets: Moments, over: Sequence[list[int]], weights: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor] | None) -> Mix:
+        """`last`, if any, are given statistics that stand for those of the last norm."""
+        computed = [together(sets, dims) for dims in (over if last is None else over[:-1])]
+        means, variances = [p.mean for p in computed if p.mean is not None], [p.var for p in computed]
+        dims: list[list[int] | None] = [*over]
+        if last is not None:
+            shape = [1 if dim in over[-1] else n for dim, n in enumerate(sets.m2.shape)]
+            dims[-1] = None
+            means.append(last[0].to(sets.m2.dtype).reshape(shape))
+            variances.append(last[1].to(sets.m2.dtype).reshape(shape))
+        mean_weight, var_weight = (weight.to(sets.m2.dtype) for weight in weights)
+        return Mix(sets, dims, means, variances, mean_weight, var_weight)
+
+    @property
+    def mean(self) -> Tensor:
+        """(24)"""
+        return _weighted(self.mean_weight, self.means).expand(self.sets.m2.shape)
+
+    @property
+    def var(self) -> Tensor:
+        """(25)"""
+        return _weighted(self.var_weight, self.variances).expand(self.sets.m2.shape)
+
+    def gradient(self, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """c1 and c2 of the sets, (6) and (7), as (8) needs them for the mixture, and the gradients of the weights. (26)-(30)"""
+        assert self.sets.mean is not None
+        dmean, dvar = -rstd * c1, -0.5 * rstd.square() * c2  # (26), for one element of a set
+        to_mean, to_var = torch.zeros_like(dmean), torch.zeros_like(dvar)
+        for i, dims in enumerate(self.over):
+            if dims is not None:
+                shared = self.var_weight[i] * average(dvar, dims)
+                to_mean = to_mean + self.mean_weight[i] * average(dmean, dims) + 2 * shared * (self.sets.mean - self.means[i])  # (27)
+                to_var = to_var + shared  # (28)
+        mixed_c1 = -(to_mean + 2 * to_var * (self.mean - self.sets.mean)) / rstd  # (29)
+        mixed_c2 = -2 * to_var / rstd.square()
+        dmean_weight, dvar_weight = (
+            torch.stack([(d * part).sum() * self.sets.count for part in parts])  # (30)
+            for d, parts in ((dmean, self.means), (dvar, self.variances))
+        )
+        return mixed_c1, mixed_c2, dmean_weight, dvar_weight
+
+
+def _weighted(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    mixed = weights[0] * parts[0]
+    for i in range(1, len(parts)):
+        mixed = mixed + weights[i] * parts[i]
+    return mixed

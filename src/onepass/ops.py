@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ from . import reference
 from .device import describe
 from .families import BACKWARD, FORWARD
 from .plan import Asked, Options, Plan, current, plan
-from .problem import NormProblem, accumulator, bind
-from .reference import Gradients, Result
+from .problem import NONE, Extras, NormProblem, accumulator, bind
+from .reference import Gradients, Needs, Result
 from .spec import NormSpec
 
 Define = Callable[..., NormSpec]
@@ -29,21 +29,20 @@ Define = Callable[..., NormSpec]
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
+_grad_enabled = torch.is_grad_enabled
 _functorch_active = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
-_jit_tracing = torch._C._get_tracing_state
+_jit_tracing = torch._C._is_tracing
 _compiling = torch.compiler.is_dynamo_compiling  # non-strict export, which this misses, shows as a dispatch mode
 
 
-def route(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> str:
+def route(*operands: Tensor | None) -> str:
     """Which route a call with these tensors takes now."""
     if _compiling():
         return REFERENCE if _functorch_active() else OP
-    if _functorch_active() or forward_ad._current_level >= 0 or _jit_tracing() is not None:
+    if _functorch_active() or forward_ad._current_level >= 0 or _jit_tracing():
         return REFERENCE
-    if _dispatch_modes() or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN:
-        return OP
-    return DIRECT
+    return DIRECT if not _dispatch_modes() and all(type(t) in PLAIN for t in operands) else OP
 
 
 class Ready:
@@ -62,7 +61,16 @@ class Ready:
 
     @cached_property
     def forward(self) -> Callable[..., Result]:
-        return _module(self.planned).forward(self.planned, self.problem)
+        launch = _module(self.planned).forward(self.planned, self.problem)
+        if self.problem.addends is None:
+            return launch
+
+        def add_first(x: Tensor, weight, bias, mean, var, extras: Extras) -> Result:
+            assert extras.residual is not None
+            total = x + extras.residual
+            return launch(total, weight, bias, mean, var, extras._replace(residual=None))._replace(sum=total)
+
+        return add_first
 
     @cached_property
     def backward(self) -> Callable[..., Gradients]:
@@ -88,95 +96,132 @@ def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -
     return found
 
 
-@overload
-def norm(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None = ..., bias: Tensor | None = ...,
-         mean: Tensor | None = ..., var: Tensor | None = ...) -> Tensor: ...  # fmt: skip
-
-
-@overload
-def norm(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: None, var: None,
-         track: bool) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
-
-
-def norm(define, args, x, weight=None, bias=None, mean=None, var=None, track=False):
-    """Normalize x, by `mean` and `var` where they are given. With `track`, returns also the mean and biased variance of each set, through
-    which no gradient flows.
+def norm(
+    define: Define,
+    args: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+) -> Tensor:
+    """Normalize x, by `mean` and `var` where they are given.
 
     `define(x, weight, bias, *args)` checks what it must and returns the spec. It runs once per kind of call, and is part of the kind: a
     lasting function, not a lambda made for each call.
     """
     # route(x, weight, bias) is not DIRECT, written out: this is the hot path.
     if (
-        _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() is not None or forward_ad._current_level >= 0
+        _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() or forward_ad._current_level >= 0
         or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
     ):  # fmt: skip
-        way = route(x, weight, bias)
-        result = _by_spec(way, define(x, weight, bias, *args), x, weight, bias, mean, var, track)
-        return result if track else result[0]
+        return full(define, args, x, weight, bias, mean, var).y
     key = (
-        define, args, current.get(), track, var is None, x.shape, x.stride(), x.dtype, x.device,
-        None if weight is None else (weight.shape, weight.dtype),
-        None if bias is None else (bias.shape, bias.dtype),
+        define, args, current.get(), var is None, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
+        weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
     )  # fmt: skip
     ready = _ready.get(key)
     if ready is None:
-        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track), x.device)
+        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
     try:
-        if track or (
-            torch.is_grad_enabled()
-            and (x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad))
+        if _grad_enabled() and (
+            x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
-            result = _Norm.apply(x, weight, bias, mean, var, ready)
-            return result if track else result[0]  # pyright: ignore[reportOptionalSubscript]
+            return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except RuntimeError:
         define(x, weight, bias, *args)  # devices are not in the key: a parameter on another one is explained here
         raise
 
 
-def _by_spec(
-    way: str,
-    spec: NormSpec,
+def full(
+    define: Define,
+    args: tuple[Any, ...],
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    track: bool,
-) -> tuple[Tensor, Any, Any]:
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    extras: Extras = NONE,
+    track: bool = False,
+) -> Result:
+    """As `norm`, with any operands, and all that is computed: the statistics, through which no gradient flows (the variance if `track`
+    asks for it, a given mean not again), and the sum with a residual."""
+    operands = x, weight, bias, mean, var, *extras
+    way = route(*operands)
+    if way is not DIRECT:
+        return _by_spec(way, define(x, weight, bias, *args), operands, track)
+    key = (
+        define, args, current.get(), track, x.stride(), None if extras.residual is None else extras.residual.stride(),
+        *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
+    )  # fmt: skip
+    ready = _ready.get(key)
+    if ready is None:
+        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track, extras), x.device)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    return ready.forward(x, weight, bias, mean, var, extras)
+
+
+def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool) -> Result:
+    """The forward of the routes that know a spec but no problem."""
     if way is OP:
-        y, mean, _, var = torch.ops.onepass.norm(x, weight, bias, mean, var, *spec.pack(), track)
-        return y, mean, var
-    result = reference.forward(spec, x, weight, bias, mean, var)
+        y, mean, rstd, var, total = torch.ops.onepass.norm(*operands[:5], *spec.pack(), track, *operands[5:])
+        given, added = operands[4] is not None, operands[5] is not None
+        return Result(y, mean if spec.centered and not given else None, rstd, var if track else None, total if added else None)
+    x, weight, bias, mean, var, *extras = operands
+    assert x is not None
+    result = reference.forward(spec, x, weight, bias, mean, var, Extras(*extras))
     mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
-    return result.y, mean, var
+    return Result(result.y, mean, result.rstd.detach(), var, result.sum)
 
 
 class _Norm(torch.autograd.Function):
-    """Saves x and the statistics, nothing else of x's size."""
+    """Saves what was normalized (x, or its sum with the residual) and the statistics, nothing else of x's size."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, mean, var, ready: Ready):  # pyright: ignore[reportIncompatibleMethodOverride]
-        result = ready.forward(x, weight, bias, mean, var)
-        ctx.ready = ready
-        # A given mean is a running one: training may go on before this backward comes.
-        mean = result.mean.clone() if ready.problem.given and result.mean is not None else result.mean
-        ctx.save_for_backward(x, weight, bias, mean, result.rstd)
-        if not ready.problem.track:
-            return result.y, None, None
-        ctx.mark_non_differentiable(result.mean, result.var)
-        return result.y, result.mean, result.var
+    def forward(ctx, ready: Ready, stats: bool, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
+        given, extras = ready.problem.given, Extras(*extras)
+        result = ready.forward(x, weight, bias, mean, var, extras)
+        ctx.ready, ctx.dtypes = ready, (x.dtype, None if extras.residual is None else extras.residual.dtype)
+        ctx.set_materialize_grads(False)
+        # Given statistics are running ones: training may go on before this backward comes.
+        mean = result.mean.clone() if given and result.mean is not None else result.mean
+        running = (None if t is None else t.clone() for t in extras[5:])
+        saved = x if result.sum is None else result.sum, weight, bias, mean, result.rstd, result.var if ready.problem.spec.mix else None
+        ctx.save_for_backward(*saved, *extras[1:5], *running)
+        if not stats:
+            return result.y, None, None, None, result.sum
+        if given:  # not computed, and perhaps the operands themselves
+            result = result._replace(mean=None, var=None)
+        ctx.mark_non_differentiable(*(stat for stat in result[1:4] if stat is not None))
+        return tuple(result)
 
     @staticmethod
-    def backward(ctx, dy, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, mean, rstd = ctx.saved_tensors
-        problem, needs = ctx.ready.problem, ctx.needs_input_grad[:3]
-        way = _route_back(dy, x, weight)
-        if way is DIRECT:
-            grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, needs)
-        else:
-            grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, needs)
-        return *grads, None, None, None
+    def backward(ctx, dy, _mean, _rstd, _var, dsum):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
+        problem, extras, wanted = ctx.ready.problem, Extras(dsum, *extras), _needs(ctx.needs_input_grad[2:])
+        grads = Gradients(dsum)
+        if dy is not None:
+            way = _route_back(dy, x, weight)
+            if way is DIRECT:
+                grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
+            else:
+                grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
+        return None, None, *_to_operands(grads, *ctx.dtypes)
+
+
+def _needs(needed: Sequence[bool]) -> Needs:
+    """Which gradients the operands x, weight, bias, mean, var, *extras need: one for x and residual together, none for statistics."""
+    x, weight, bias, _, _, residual, *others = needed
+    return Needs(x or residual, weight, bias, *others[:4])
+
+
+def _to_operands(grads: Gradients, x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the operands x, weight, bias, mean, var, *extras."""
+    dx, dweight, dbias, *others = grads
+    dresidual = None if dx is None or residual is None else dx.to(residual)
+    return None if dx is None else dx.to(x), dweight, dbias, None, None, dresidual, *others, None, None
 
 
 def _route_back(dy: Tensor, x: Tensor, weight: Tensor | None) -> str:
@@ -198,20 +243,31 @@ def _backward(
     bias: Tensor | None,
     mean: Tensor | None,
     rstd: Tensor,
-    needs: Sequence[bool],
+    needs: Needs,
+    extras: Extras,
+    var: Tensor | None,
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
     if way is REFERENCE:
-        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs)
-    needs = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
-    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, needs)
-    dx, dweight, dbias = (grad if needed else None for grad, needed in zip(grads, needs))
-    return dx, dweight, dbias
+        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs, extras)
+    wanted = _wanted(needs, x, weight, bias, extras)
+    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, wanted, var, *extras)
+    return Gradients(*[grad if needed else None for grad, needed in zip(grads, wanted)])
 
 
-def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool) -> Ready:
+def _wanted(needs: Sequence[bool], x: Tensor, weight: Tensor | None, bias: Tensor | None, extras: Extras) -> list[bool]:
+    """The gradients that are needed, of operands that are there."""
+    return [needed and t is not None for needed, t in zip(Needs(*needs), _differentiable(x, weight, bias, extras))]
+
+
+def _differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extras: Extras) -> tuple[Tensor | None, ...]:
+    """The operands that have gradients, in the order of Gradients."""
+    return x, weight, bias, extras.scale, extras.shift, extras.mean_weight, extras.var_weight
+
+
+def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras = NONE) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
-    problem = bind(spec, x, weight, bias, given, track)
+    problem = bind(spec, x, weight, bias, given, track, extras)
     key = (problem, x.device, current.get())
     return _ready.get(key) or _prepare(key, problem, x.device)
 
@@ -226,26 +282,37 @@ def _norm_op(
     words: str,
     sizes: Sequence[int],
     eps: float,
+    weight_offset: float,
     track: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, mean, rstd, var; empty where there is none: no mean without centering or where it was given, var only with `track`."""
-    given = var is not None
-    result = _bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, track).forward(x, weight, bias, mean, var)
-    none = x.new_empty(0, dtype=accumulator(x.dtype))
-    mean = none if result.mean is None or given else result.mean.contiguous()
-    var = none.clone() if result.var is None or not track else result.var.contiguous()
-    return result.y, mean, result.rstd.contiguous(), var
+    residual: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean_weight: Tensor | None,
+    var_weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """y, mean, rstd, var, sum; empty where there is none: no mean without centering or where it was given, var only with `track`."""
+    given, extras = var is not None, Extras(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
+    ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, track, extras)
+    result = ready.forward(x, weight, bias, mean, var, extras)
+    none = [result.y.new_empty(0, dtype=dtype) for dtype in (ready.problem.acc, ready.problem.acc, ready.problem.dtype)]
+    mean = none[0] if result.mean is None or given else result.mean.contiguous()
+    var = none[1] if result.var is None or not track else result.var.contiguous()
+    return result.y, mean, result.rstd.contiguous(), var, none[2] if result.sum is None else result.sum
 
 
 @_norm_op.register_fake
-def _(x, weight, bias, mean, var, words, sizes, eps, track):
-    spec, acc = NormSpec.unpack(words, sizes, eps), accumulator(x.dtype)
+def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
+    total = x if residual is None else x + residual
+    spec, acc = NormSpec.unpack(words, sizes, eps, weight_offset), accumulator(total.dtype)
     kept, none = spec.kept_shape(x.shape), [0]
     return (
-        torch.empty_like(x),
+        torch.empty_like(total),
         x.new_empty(kept if spec.centered and var is None else none, dtype=acc),
         x.new_empty(kept, dtype=acc),
         x.new_empty(kept if track else none, dtype=acc),
+        total.new_empty(none) if residual is None else torch.empty_like(total),
     )
 
 
@@ -260,36 +327,50 @@ def _norm_backward_op(
     words: str,
     sizes: Sequence[int],
     eps: float,
+    weight_offset: float,
     given: bool,
     needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dx, dweight, dbias; empty where `needs` is false."""
-    grads = _bound(NormSpec.unpack(words, sizes, eps), x, weight, bias, given, False).backward(dy, x, weight, bias, mean, rstd, needs)
-    dx, dweight, dbias = (x.new_empty(0) if grad is None else grad for grad in grads)
-    return dx, dweight, dbias
+    var: Tensor | None,
+    dsum: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean_weight: Tensor | None,
+    var_weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there."""
+    extras = Extras(dsum, scale, shift, mean_weight, var_weight, running_mean, running_var)
+    ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
+    grads = ready.backward(dy, x, weight, bias, mean, rstd, needs, extras, var)
+    return tuple([x.new_empty(0) if grad is None else grad for grad in grads])  # pyright: ignore[reportReturnType]
 
 
 @_norm_backward_op.register_fake
-def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, given, needs):
-    dx = torch.empty_like(x) if needs[0] else x.new_empty(0)
-    dweight, dbias = (
-        param.new_empty(param.shape) if needed and param is not None else x.new_empty(0)
-        for param, needed in ((weight, needs[1]), (bias, needs[2]))
-    )
-    return dx, dweight, dbias
+def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, weight_offset, given, needs, var, *extras):
+    operands = _differentiable(x, weight, bias, Extras(*extras))
+    wanted = _wanted(needs, x, weight, bias, Extras(*extras))
+    dx = torch.empty_like(x) if wanted[0] else x.new_empty(0)
+    return dx, *[t.new_empty(t.shape) if t is not None and needed else x.new_empty(0) for t, needed in zip(operands[1:], wanted[1:])]
 
 
 def _save(ctx, inputs, output) -> None:
-    x, weight, bias, mean, var, words, sizes, eps, _ = inputs
-    ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps), var is not None
-    ctx.save_for_backward(x, weight, bias, mean if ctx.given else output[1] if ctx.spec.centered else None, output[2])
+    x, weight, bias, mean, var, words, sizes, eps, weight_offset, _, residual, *extras = inputs
+    ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps, weight_offset), var is not None
+    ctx.dtypes = x.dtype, None if residual is None else residual.dtype
+    mean = mean if ctx.given else output[1] if ctx.spec.centered else None
+    total = x if residual is None else output[4]
+    ctx.save_for_backward(total, weight, bias, mean, output[2], output[3] if ctx.spec.mix else None, *extras)
 
 
-def _op_backward(ctx, dy, *_):
-    x, weight, bias, mean, rstd = ctx.saved_tensors
-    way = _route_back(dy, x, weight)
-    grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, ctx.needs_input_grad[:3])
-    return *grads, None, None, None, None, None, None
+def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
+    x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
+    needed = ctx.needs_input_grad
+    wanted = _needs([*needed[:5], *needed[10:]])
+    way, dsum = _route_back(dy, x, weight), None if ctx.dtypes[1] is None else dsum
+    grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, wanted, Extras(dsum, *extras), var)
+    grads = _to_operands(grads, *ctx.dtypes)
+    return *grads[:5], None, None, None, None, None, *grads[5:]
 
 
 _norm_op.register_autograd(_op_backward, setup_context=_save)

@@ -62,9 +62,34 @@ class ParamMap:
         return " + ".join(name if k == 1 else f"{name}·{k}" for name, k in terms if k) or "0"
 
 
+class Extras(NamedTuple):
+    """The operands that few calls have, beside x, weight, bias and given statistics."""
+
+    residual: Tensor | None = None  # added to x before anything else; in a backward, the gradient that arrives at the sum
+    scale: Tensor | None = None  # modulation: (1 + scale) and shift after the affine step
+    shift: Tensor | None = None
+    mean_weight: Tensor | None = None  # of a mix: the norms' weights, which sum to one
+    var_weight: Tensor | None = None
+    running_mean: Tensor | None = None  # of a mix: statistics that stand for the last norm's
+    running_var: Tensor | None = None
+
+
+NONE = Extras()
+
+
+class Addend(NamedTuple):
+    """A tensor that is added before the sum is normalized."""
+
+    dtype: torch.dtype
+    stride: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class NormProblem:
-    """A spec bound to tensors. Two calls with equal problems run the same plan."""
+    """A spec bound to tensors. Two calls with equal problems run the same plan.
+
+    With a residual, what is normalized is the sum: shape, dtype, strides and views are the sum's, `addends` describes x and residual.
+    """
 
     spec: NormSpec
     shape: tuple[int, ...]
@@ -81,6 +106,10 @@ class NormProblem:
     stat_shape: tuple[int, ...]  # of mean and rstd: the kept axes, in logical order
     stat_stride: tuple[int, ...]  # dense, in the order of x's memory
     copied: str  # why x must be copied before this view exists, or ""
+    scale: torch.dtype | None
+    shift: torch.dtype | None
+    modulation: ParamMap | None  # which scale and shift an element uses
+    addends: tuple[Addend, Addend] | None
 
     @property
     def acc(self) -> torch.dtype:
@@ -92,14 +121,27 @@ class NormProblem:
         return self.weight is not None or self.bias is not None
 
     @property
+    def tail(self) -> bool:
+        """Whether anything follows the affine step."""
+        return self.scale is not None or self.shift is not None or bool(self.spec.activation)
+
+    @property
     def param_size(self) -> int:
         """How many elements weight and bias have."""
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.param)
 
     def min_bytes(self, direction: str) -> int:
-        """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once."""
+        """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once.
+
+        With a residual both addends are read and the sum is written too; its backward reads the sum, and the gradient that arrives there.
+        """
+        per_sample = prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
         params = sum(dtype.itemsize for dtype in (self.weight, self.bias) if dtype) * self.param_size
-        return prod(self.shape) * self.dtype.itemsize * (2 if direction == "forward" else 3) + params
+        params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * per_sample
+        element = self.dtype.itemsize * (2 if direction == "forward" else 3)
+        if self.addends:
+            element += sum(addend.dtype.itemsize for addend in self.addends) if direction == "forward" else self.dtype.itemsize
+        return prod(self.shape) * element + params
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -113,17 +155,22 @@ def bind(
     bias: Tensor | None = None,
     given: bool = False,
     track: bool = False,
+    extras: Extras = NONE,
 ) -> NormProblem:
     """Bind a spec to tensors.
 
     Example: `bind(spec.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
     """
+    addends = None
+    if extras.residual is not None:
+        addends = Addend(x.dtype, x.stride()), Addend(extras.residual.dtype, extras.residual.stride())
+        x = _sum(x.shape, *addends)
     shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
     axes = spec.factor(shape)
     found, copied = _view(axes, stride, y_stride), ""
     if found is None and stride != y_stride:
         found, copied = _view(axes, y_stride, y_stride), f"no four-axis view of strides {tuple(stride)}"
-    x_view, y_view, param = found or (None, None, None)
+    x_view, y_view, param, modulation = found or (None, None, None, None)
     return NormProblem(
         spec=spec,
         shape=shape,
@@ -140,7 +187,17 @@ def bind(
         stat_shape=tuple(spec.kept_shape(shape)),
         stat_stride=_stat_stride(axes, y_stride),
         copied=copied if found else "",
+        scale=None if extras.scale is None else extras.scale.dtype,
+        shift=None if extras.shift is None else extras.shift.dtype,
+        modulation=modulation,
+        addends=addends,
     )
+
+
+def _sum(shape: Sequence[int], *addends: Addend) -> Tensor:
+    """The sum of tensors like these, without memory: torch decides its dtype and strides."""
+    x, residual = (torch.empty_strided(shape, stride, dtype=dtype, device="meta") for dtype, stride in addends)
+    return x + residual
 
 
 def dense_stride(x: Tensor) -> tuple[int, ...]:
@@ -160,13 +217,14 @@ def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 class _Placed(NamedTuple):
-    """An axis of more than one element, placed in the memory of x and y."""
+    """An axis of more than one element, placed in the memory of x, y, parameters and modulation."""
 
     size: int
     x: int
     y: int
     reduced: bool
     param: int
+    modulation: int
 
 
 def _stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
@@ -179,11 +237,14 @@ def _stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ..
     return tuple(strides)
 
 
-def _view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> tuple[View, View, ParamMap] | None:
+_Views = tuple[View, View, ParamMap, ParamMap]  # of x, y, parameters, modulation
+
+
+def _view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> _Views | None:
     """The best way to cut the axes, in memory order, into outer, reps, sets and run; None where there is no way."""
     if any(axis.size == 0 for axis in axes):
         return None
-    placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param) for a in axes if a.size > 1]
+    placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param, a.modulation) for a in axes if a.size > 1]
     placed.sort(key=lambda axis: axis.y, reverse=True)
     best, found = None, None
     for i, j, k in combinations_with_replacement(range(len(placed) + 1), 3):
@@ -198,23 +259,30 @@ def _view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> tuple[Vie
     return found
 
 
-def _fit(cut: tuple[list[_Placed], ...]) -> tuple[View, View, ParamMap] | None:
+def _fit(cut: tuple[list[_Placed], ...]) -> _Views | None:
     outer, reps, sets, run = cut
     if any(axis.reduced for axis in outer + sets) or not all(axis.reduced for axis in reps + run):
         return None
     sizes = [prod(axis.size for axis in part) for part in cut]
     x = [_linear([(axis.size, axis.x) for axis in part]) for part in cut]
     y = [_linear([(axis.size, axis.y) for axis in part]) for part in cut]
-    a = _periodic(outer)
-    b, c = (_linear([(axis.size, axis.param) for axis in part]) for part in (reps, sets))
-    d = _periodic(run)
-    if None in x or None in y or a is None or b is None or c is None or d is None:
+    if None in x or None in y or (run and not x[3] == y[3] == 1):
         return None
-    if run and not (x[3] == y[3] == 1 and (not d[2] or d[1] * d[0] == sizes[3])):
+    param = _param_map([[(axis.size, axis.param) for axis in part] for part in cut])
+    modulation = _param_map([[(axis.size, axis.modulation) for axis in part] for part in cut])
+    if param is None or modulation is None:
         return None
-    param = ParamMap(every=a[0], period=a[1], a=a[2], b=b, c=c, channel_run=d[0] if d[2] else 1, d=d[2])
     x_view, y_view = (View(*sizes, strides=tuple(s)) for s in (x, y))  # pyright: ignore[reportArgumentType]
-    return x_view, y_view, param
+    return x_view, y_view, param, modulation
+
+
+def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
+    """The map (1) of axes given as (size, stride into the parameter); None if the index is not of that form."""
+    outer, reps, sets, run = cut
+    a, b, c, d = _periodic(outer), _linear(reps), _linear(sets), _periodic(run)
+    if a is None or b is None or c is None or d is None or (d[2] and d[0] * d[1] != prod(size for size, _ in run)):
+        return None
+    return ParamMap(every=a[0], period=a[1], a=a[2], b=b, c=c, channel_run=d[0] if d[2] else 1, d=d[2])
 
 
 def _linear(axes: list[tuple[int, int]]) -> int | None:
@@ -224,13 +292,13 @@ def _linear(axes: list[tuple[int, int]]) -> int | None:
     return axes[-1][1] if axes else 0
 
 
-def _periodic(axes: list[_Placed]) -> tuple[int, int, int] | None:
+def _periodic(axes: list[tuple[int, int]]) -> tuple[int, int, int] | None:
     """(every, period, stride) such that index i along these axes uses parameter (i // every % period)·stride; None if no such."""
-    used = [i for i, axis in enumerate(axes) if axis.param]
+    used = [i for i, (_, stride) in enumerate(axes) if stride]
     if not used:
         return 1, 1, 0
     middle = axes[used[0] : used[-1] + 1]
-    stride = _linear([(axis.size, axis.param) for axis in middle])
-    if stride is None or any(not axis.param for axis in middle):
+    stride = _linear(middle)
+    if stride is None or any(not stride for _, stride in middle):
         return None
-    return prod(axis.size for axis in axes[used[-1] + 1 :]), prod(axis.size for axis in middle), stride
+    return prod(size for size, _ in axes[used[-1] + 1 :]), prod(size for size, _ in middle), stride

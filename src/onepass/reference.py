@@ -8,27 +8,53 @@ transforms, the double backward, and what runs where no four-axis view of the me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .moments import average, moments
-from .problem import accumulator
+from .moments import Mix, Moments, average, moments
+from .problem import NONE, Extras, accumulator
 from .spec import NormSpec
 
 
 class Result(NamedTuple):
-    """What a forward returns. Statistics have the kept axes' shape and the accumulator's dtype; what was not computed is None."""
+    """What a forward returns. Statistics have the kept axes' shape and the accumulator's dtype; what was not computed is None.
+
+    `mean` and `var` are each set's own; `rstd` is what was applied, which for a mix of norms is another's.
+    """
 
     y: Tensor
     mean: Tensor | None
     rstd: Tensor
     var: Tensor | None
+    sum: Tensor | None = None  # x + residual
 
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # dx, dweight, dbias
+class Gradients(NamedTuple):
+    """What a backward returns; None where it was not needed. With a residual, `dx` is the gradient of the sum."""
+
+    dx: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+    dscale: Tensor | None = None
+    dshift: Tensor | None = None
+    dmean_weight: Tensor | None = None
+    dvar_weight: Tensor | None = None
+
+
+class Needs(NamedTuple):
+    """Which of the Gradients are wanted."""
+
+    x: bool = False
+    weight: bool = False
+    bias: bool = False
+    scale: bool = False
+    shift: bool = False
+    mean_weight: bool = False
+    var_weight: bool = False
 
 
 def normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
@@ -37,10 +63,45 @@ def normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
 
 
 def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """y = x_hat·weight + bias. (5)"""
+    """u = x_hat·weight + bias. (5)"""
     if weight is None:
         return x_hat if bias is None else x_hat + bias
     return x_hat * weight if bias is None else torch.addcmul(bias, x_hat, weight)
+
+
+_aten = torch.ops.aten
+
+
+def _silu_gradient(dy: Tensor, z: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _aten.silu_backward(dy, z)  # one pass, which torch cannot differentiate
+    sigmoid = torch.sigmoid(z)
+    return dy * sigmoid * (1 + z * (1 - sigmoid))
+
+
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "silu": (F.silu, _silu_gradient),
+    "relu": (F.relu, lambda dy, z: _aten.threshold_backward(dy, z, 0)),
+    "gelu": (F.gelu, _aten.gelu_backward),
+    "gelu_tanh": (lambda z: F.gelu(z, approximate="tanh"), lambda dy, z: _aten.gelu_backward(dy, z, approximate="tanh")),
+}
+
+
+class Tail(NamedTuple):
+    """What follows the affine step: y = act(u·gain + shift), gain = 1 + scale. (31)"""
+
+    gain: Tensor | None
+    shift: Tensor | None
+    activation: str
+
+    def __call__(self, u: Tensor) -> Tensor:
+        z = affine(u, self.gain, self.shift)
+        return _ACTIVATIONS[self.activation][0](z) if self.activation else z
+
+    def back(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of z = u·gain + shift, which is taken from u again, and of u. (32), (33)"""
+        dz = _ACTIVATIONS[self.activation][1](dy, affine(u, self.gain, self.shift)) if self.activation else dy
+        return dz, affine(dz, self.gain, None)
 
 
 def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, c2: Tensor | None) -> Tensor:
@@ -50,22 +111,44 @@ def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, 
     return torch.addcmul(wdy if c1 is None else wdy - c1, x_hat, c2, value=-1) * rstd
 
 
+class _Stored:
+    """A parameter, stored over some of the axes of x, against all of them."""
+
+    def __init__(self, sizes: list[int], strides: list[int], acc: torch.dtype) -> None:
+        self.acc = acc
+        self.shape = [size if stride else 1 for size, stride in zip(sizes, strides)]
+        self.shared = [i for i, stride in enumerate(strides) if not stride]  # along these, elements share a parameter
+        varying = [i for i, stride in enumerate(strides) if stride]
+        stored = sorted(varying, key=lambda i: -strides[i])  # the order in which it is stored
+        self.stored_shape = [sizes[i] for i in stored]
+        self.from_stored = [stored.index(i) for i in varying]
+        self.to_stored = [varying.index(i) for i in stored]
+
+    def spread(self, param: Tensor | None, offset: float = 0.0) -> Tensor | None:
+        if param is None:
+            return None
+        param = param.to(self.acc)
+        param = param + offset if offset else param
+        return param.reshape(self.stored_shape).permute(self.from_stored).reshape(self.shape)
+
+    def sum(self, terms: Tensor, like: Tensor) -> Tensor:
+        """Sum over the elements that share a parameter."""
+        total = terms.sum(self.shared) if self.shared else terms
+        return total.permute(self.to_stored).reshape(like.shape).to(like.dtype)
+
+
 class Axes:
     """x with one dimension per axis of the spec."""
 
     def __init__(self, spec: NormSpec, x: Tensor) -> None:
         axes = spec.factor(x.shape)
-        self.acc = accumulator(x.dtype)
+        self.spec, self.acc = spec, accumulator(x.dtype)
         self.shape = [axis.size for axis in axes]
         self.dims = [i for i, axis in enumerate(axes) if axis.reduced]
         self.stat_shape = [1 if axis.reduced else axis.size for axis in axes]
-        self.param_shape = [axis.size if axis.param else 1 for axis in axes]
-        self.shared = [i for i, axis in enumerate(axes) if not axis.param]  # along these, elements share a parameter
-        varying = [i for i, axis in enumerate(axes) if axis.param]
-        stored = sorted(varying, key=lambda i: -axes[i].param)  # the order in which a parameter is stored
-        self.stored_shape = [axes[i].size for i in stored]
-        self.from_stored = [stored.index(i) for i in varying]
-        self.to_stored = [varying.index(i) for i in stored]
+        self.kept_shape = [axis.size for axis in axes if not axis.reduced]
+        self.params = _Stored(self.shape, [axis.param for axis in axes], self.acc)
+        self.modulation = _Stored(self.shape, [axis.modulation for axis in axes], self.acc)
 
     def x(self, x: Tensor) -> Tensor:
         return x.to(self.acc).reshape(self.shape)
@@ -73,15 +156,24 @@ class Axes:
     def stat(self, stat: Tensor | None) -> Tensor | None:
         return None if stat is None else stat.to(self.acc).reshape(self.stat_shape)
 
-    def param(self, param: Tensor | None) -> Tensor | None:
-        if param is None:
-            return None
-        return param.to(self.acc).reshape(self.stored_shape).permute(self.from_stored).reshape(self.param_shape)
+    def kept(self, stat: Tensor | None) -> Tensor | None:
+        return None if stat is None else stat.reshape(self.kept_shape)
 
-    def param_sum(self, terms: Tensor, like: Tensor) -> Tensor:
-        """Sum over the elements that share a parameter. (10), (11)"""
-        total = terms.sum(self.shared) if self.shared else terms
-        return total.permute(self.to_stored).reshape(like.shape).to(like.dtype)
+    def weight(self, weight: Tensor | None) -> Tensor | None:
+        return self.params.spread(weight, self.spec.weight_offset)
+
+    def bias(self, bias: Tensor | None) -> Tensor | None:
+        return self.params.spread(bias)
+
+    def tail(self, extras: Extras) -> Tail:
+        return Tail(self.modulation.spread(extras.scale, 1.0), self.modulation.spread(extras.shift), self.spec.activation)
+
+
+def mixture(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: Extras) -> Mix:
+    """The Combine of a spec that mixes norms; the moments have the kept axes' shape."""
+    assert extras.mean_weight is not None and extras.var_weight is not None
+    last = None if extras.running_mean is None or extras.running_var is None else (extras.running_mean, extras.running_var)
+    return Mix.of(sets, spec.mixed_dims(shape), (extras.mean_weight, extras.var_weight), last)
 
 
 def forward(
@@ -91,21 +183,29 @@ def forward(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
+    extras: Extras = NONE,
 ) -> Result:
     """Normalize x; by `mean` and `var` where they are given.
 
     Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """
-    axes = Axes(spec, x)
-    x_ = axes.x(x)
-    mean_, var_ = axes.stat(mean), axes.stat(var)
-    if var_ is None:
+    total = x if extras.residual is None else x + extras.residual
+    axes = Axes(spec, total)
+    x_ = axes.x(total)
+    if var is not None:
+        own_mean, own_var = mean_, var_ = axes.stat(mean), axes.stat(var)
+    else:
         taken = moments(x_, axes.dims, spec.centered)
-        mean_, var_ = taken.mean, taken.var
+        own_mean, own_var = mean_, var_ = taken.mean, taken.var
+        if spec.mix:
+            mixed = mixture(spec, total.shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
+            mean_, var_ = axes.stat(mixed.mean), axes.stat(mixed.var)
+    assert var_ is not None
     rstd = torch.rsqrt(var_ + spec.eps)
-    y = affine(normalize(x_, mean_, rstd), axes.param(weight), axes.param(bias)).reshape(x.shape).to(x.dtype)
-    kept = spec.kept_shape(x.shape)
-    return Result(y, None if mean_ is None else mean_.reshape(kept), rstd.reshape(kept), var_.reshape(kept))
+    u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
+    y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
+    summed = None if extras.residual is None else total
+    return Result(y, axes.kept(own_mean), rstd.reshape(axes.kept_shape), axes.kept(own_var), summed)
 
 
 def backward(
@@ -115,22 +215,51 @@ def backward(
     weight: Tensor | None,
     bias: Tensor | None,
     given: tuple[Tensor | None, Tensor] | None = None,
-    needs: Sequence[bool] = (True, True, True),
+    needs: Sequence[bool] = (True,) * len(Needs._fields),
+    extras: Extras = NONE,
 ) -> Gradients:
-    """dx, dweight, dbias, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11)"""
-    axes = Axes(spec, x)
+    """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(33)
+
+    With a residual, x is the sum.
+    """
+    axes, needs = Axes(spec, x), Needs(*needs)
     x_, dy_ = axes.x(x), axes.x(dy)
+    mixed = None
     if given is not None:
         mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
     else:
         taken = moments(x_, axes.dims, spec.centered)
-        mean, rstd = taken.mean, torch.rsqrt(taken.var + spec.eps)
+        mean, var = taken.mean, taken.var
+        if spec.mix:
+            mixed = mixture(spec, x.shape, Moments(taken.count, axes.kept(mean), taken.m2.reshape(axes.kept_shape)), extras)
+            mean, var = axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape)
+        rstd = torch.rsqrt(var + spec.eps)
     x_hat = normalize(x_, mean, rstd)
-    wdy = affine(dy_, axes.param(weight), None)
+    weight_ = axes.weight(weight)
+    u = affine(x_hat, weight_, axes.bias(bias))
+    dz, du = axes.tail(extras).back(dy_, u)
+    wdy = affine(du, weight_, None)
     c1 = average(wdy, axes.dims) if given is None and spec.centered else None  # (6)
     c2 = average(wdy * x_hat, axes.dims) if given is None else None  # (7)
-    return (
-        input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape).to(x.dtype) if needs[0] else None,
-        axes.param_sum(dy_ * x_hat, weight) if needs[1] and weight is not None else None,
-        axes.param_sum(dy_, bias) if needs[2] and bias is not None else None,
+    dmean_weight = dvar_weight = None
+    if mixed is not None and c1 is not None and c2 is not None:
+        kept = (stat.reshape(axes.kept_shape) for stat in (c1, c2, rstd))
+        *cs, dmean_weight, dvar_weight = mixed.gradient(*kept)
+        c1, c2 = (axes.stat(c) for c in cs)
+    params, modulation = axes.params, axes.modulation
+    return Gradients(
+        _plus(input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape), extras.residual).to(x.dtype) if needs.x else None,
+        params.sum(du * x_hat, weight) if weight is not None and needs.weight else None,  # (10)
+        params.sum(du, bias) if bias is not None and needs.bias else None,  # (11)
+        modulation.sum(dz * u, extras.scale) if extras.scale is not None and needs.scale else None,  # (34)
+        modulation.sum(dz, extras.shift) if extras.shift is not None and needs.shift else None,  # (35)
+        *(_like(grad, weight) for grad, weight in ((dmean_weight, extras.mean_weight), (dvar_weight, extras.var_weight))),
     )
+
+
+def _plus(dx: Tensor, dsum: Tensor | None) -> Tensor:
+    return dx if dsum is None else dx + dsum
+
+
+def _like(grad: Tensor | None, param: Tensor | None) -> Tensor | None:
+    return None if grad is None or param is None else grad.to(param.dtype)

@@ -8,17 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh")
+GRANULARITIES = ("element", "channel", "global")
 
 
 class Axis(NamedTuple):
     """One factor of one dimension of x."""
 
+    name: str
     size: int
     dim: int  # the dimension of x it is a factor of
     within: int  # how many elements of that dimension one step spans
     reduced: bool  # shares statistics along this axis
     param: int  # stride into weight and bias, 0 where they do not vary
+    modulation: int  # stride into scale and shift, 0 where they do not vary
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,11 @@ class NormSpec:
     """A norm, in words for axes.
 
     `axes` has one word per dimension of x. `(g k)` splits a dimension into factors, `*l` stands for any number of dimensions.
-    `reduced` lists the axes over which mean and variance are taken, `params` the axes that index weight and bias.
-    `sizes` gives the factors that the shape of x alone does not determine.
+    `reduced` lists the axes over which mean and variance are taken, `params` the axes that index weight and bias, `modulated` those that
+    index a scale and shift which come after them. `sizes` gives the factors that the shape of x alone does not determine.
+
+    `mix` makes the statistics a weighted mean of several norms': for each, after commas, the kept axes along which it takes the sets
+    together, or "-" for none.
 
     Example: GroupNorm with 32 groups is `NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 32),))`.
     """
@@ -38,15 +46,25 @@ class NormSpec:
     sizes: tuple[tuple[str, int], ...] = ()
     eps: float = 1e-5
     centered: bool = True
+    modulated: str = ""
+    mix: str = ""
+    weight_offset: float = 0.0  # added to the weight: 1 where the weight is stored as its distance from 1
+    activation: str = ""  # applied last
 
     def __post_init__(self) -> None:
         dims = _dims(self.axes)
         names = [name for dim in dims for name in dim]
         given = [name for name, _ in self.sizes]
-        for field in ("reduced", "params"):
+        for field in ("reduced", "params", "modulated"):
             unknown = [word for word in getattr(self, field).split() if word not in names]
             if unknown:
                 raise ValueError(f"{field}={getattr(self, field)!r} names {unknown[0]!r}, which is no axis of {self.axes!r}")
+        kept = [name for name in names if name not in self.reduced.split()]
+        unkept = [word for word in self.mix.replace(",", " ").split() if word != "-" and word not in kept]
+        if unkept:
+            raise ValueError(f"mix={self.mix!r} names {unkept[0]!r}, which is none of the kept axes {kept}")
+        if self.activation and self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
         if len([name for name in names if name.startswith("*")]) > 1:
             raise ValueError(f"axes={self.axes!r} has several starred words: at most one can stand for the dimensions that are left")
         for dim in dims:
@@ -54,21 +72,23 @@ class NormSpec:
             if len(open_) > 1:
                 raise ValueError(f"sizes={self.sizes} leaves {open_} of one dimension open: give the size of all but one of them")
 
-    def pack(self) -> tuple[str, list[int], float]:
+    def pack(self) -> tuple[str, list[int], float, float]:
         """The spec as plain values, numbers apart from words (under compile they may be symbols): how it travels through an op."""
         names = " ".join([name for name, _ in self.sizes])
-        words = " | ".join([self.axes, self.reduced, self.params, names, "centered" if self.centered else ""])
-        return words, [size for _, size in self.sizes], self.eps
+        centered = "centered" if self.centered else ""
+        words = " | ".join([self.axes, self.reduced, self.params, names, centered, self.modulated, self.mix, self.activation])
+        return words, [size for _, size in self.sizes], self.eps, self.weight_offset
 
     @staticmethod
-    def unpack(words: str, sizes: Sequence[int], eps: float) -> NormSpec:
-        axes, reduced, params, names, centered = (word.strip() for word in words.split("|"))
-        return NormSpec(axes, reduced, params, tuple(zip(names.split(), sizes)), eps, centered == "centered")
+    def unpack(words: str, sizes: Sequence[int], eps: float, weight_offset: float = 0.0) -> NormSpec:
+        axes, reduced, params, names, centered, modulated, mix, activation = [word.strip() for word in words.split("|")]
+        given = tuple(zip(names.split(), sizes))
+        return NormSpec(axes, reduced, params, given, eps, centered == "centered", modulated, mix, weight_offset, activation)
 
     def __str__(self) -> str:
         sizes = "".join(f", {name}={size}" for name, size in self.sizes)
         moments = "mean and variance" if self.centered else "mean square"
-        return f"[{self.axes}]{sizes}: {moments} over {self.reduced}, parameters per {self.params}, eps {self.eps:g}"
+        return f"[{self.axes}]{sizes}: {moments} over {self.reduced}, parameters per {self.params or 'tensor'}, eps {self.eps:g}"
 
     def factor(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """The axes of a tensor of this shape, in logical order."""
@@ -90,11 +110,17 @@ class NormSpec:
             sizes = [given.get(name, shape[at] // known) for name in dim]
             named += [(name, sizes[i], at, prod(sizes[i + 1 :])) for i, name in enumerate(dim)]
             at += 1
-        return _with_params(named, self.reduced.split(), self.params.split())
+        reduced, params, modulation = self.reduced.split(), _strides(named, self.params), _strides(named, self.modulated)
+        return tuple([Axis(*axis, axis[0] in reduced, p, m) for axis, p, m in zip(named, params, modulation)])
 
     def kept_shape(self, shape: Sequence[int]) -> list[int]:
         """The shape of the statistics: the axes that are not reduced, in logical order."""
         return [axis.size for axis in self.factor(shape) if not axis.reduced]
+
+    def mixed_dims(self, shape: Sequence[int]) -> list[list[int]]:
+        """For each norm of a mix, the dimensions of the statistics along which it takes the sets together."""
+        kept = [axis.name for axis in self.factor(shape) if not axis.reduced]
+        return [[i for i, name in enumerate(kept) if name in words.split()] for words in self.mix.split(",")]
 
 
 def _dims(axes: str) -> list[list[str]]:
@@ -110,44 +136,63 @@ def _dims(axes: str) -> list[list[str]]:
     return dims
 
 
-def _with_params(named: list[tuple[str, int, int, int]], reduced: list[str], params: list[str]) -> tuple[Axis, ...]:
-    """Axes with their strides into a parameter that is stored contiguously over `params`, in that order."""
+def _strides(named: list[tuple[str, int, int, int]], words: str) -> list[int]:
+    """The stride of each axis into a tensor that is stored contiguously over `words`, in that order; 0 where it does not vary."""
     strides = [0] * len(named)
     step = 1
-    for word in reversed(params):
+    for word in reversed(words.split()):
         for i in reversed([i for i, axis in enumerate(named) if axis[0] == word]):
             strides[i] = step
             step = step * named[i][1]
-    return tuple([Axis(size, dim, within, name in reduced, p) for (name, size, dim, within), p in zip(named, strides)])
+    return strides
 
 
-def layer_norm(rank: int, eps: float = 1e-5) -> NormSpec:
-    """Over the last `rank` dimensions, a parameter per element."""
-    inner = " ".join(f"d{i}" for i in range(rank))
-    return NormSpec(f"*n {inner}", reduced=inner, params=inner, eps=eps)
+# The definitions. `clauses` are the fields of NormSpec that any norm may add: activation, weight_offset.
 
 
-def rms_norm(rank: int, eps: float) -> NormSpec:
+def layer_norm(rank: int, eps: float = 1e-5, granularity: str = "element", modulated: bool = False, **clauses: Any) -> NormSpec:
+    """Over the last `rank` dimensions; a parameter per element, per channel (the first of them) or for all.
+
+    Modulated, the first dimension of x is the sample.
+    """
+    inner = " ".join([f"d{i}" for i in range(rank)])
+    params = {"element": inner, "channel": "d0", "global": ""}[granularity]
+    outer, per_sample = ("n *t", "n d0") if modulated else ("*n", "")
+    return NormSpec(f"{outer} {inner}", reduced=inner, params=params, eps=eps, modulated=per_sample, **clauses)
+
+
+def rms_norm(rank: int, eps: float, modulated: bool = False, **clauses: Any) -> NormSpec:
     """Over the last `rank` dimensions, without the mean."""
-    inner = " ".join(f"d{i}" for i in range(rank))
-    return NormSpec(f"*n {inner}", reduced=inner, params=inner, eps=eps, centered=False)
+    return layer_norm(rank, eps, modulated=modulated, centered=False, **clauses)
 
 
-def group_norm(num_groups: int, eps: float = 1e-5) -> NormSpec:
+def group_norm(num_groups: int, eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any) -> NormSpec:
     """Over the channels of a group and all positions of a sample."""
-    return NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", num_groups),), eps=eps)
+    axes, per_sample = _with_channels("(g k)", channel_dim), "n g k" if modulated else ""
+    return NormSpec(axes, reduced="k *l", params="g k", sizes=(("g", num_groups),), eps=eps, modulated=per_sample, **clauses)
 
 
-def instance_norm(eps: float = 1e-5) -> NormSpec:
+def instance_norm(eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any) -> NormSpec:
     """Over the positions of one channel of a sample."""
-    return NormSpec("n c *l", reduced="*l", params="c", eps=eps)
+    axes, per_sample = _with_channels("c", channel_dim), "n c" if modulated else ""
+    return NormSpec(axes, reduced="*l", params="c", eps=eps, modulated=per_sample, **clauses)
 
 
-def batch_norm(eps: float = 1e-5) -> NormSpec:
+def batch_norm(eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any) -> NormSpec:
     """Over the batch and all positions of a channel."""
-    return NormSpec("n c *l", reduced="n *l", params="c", eps=eps)
+    axes, per_sample = _with_channels("c", channel_dim), "n c" if modulated else ""
+    return NormSpec(axes, reduced="n *l", params="c", eps=eps, modulated=per_sample, **clauses)
 
 
-def layer_norm2d(eps: float = 1e-6) -> NormSpec:
+def layer_norm2d(eps: float = 1e-6, modulated: bool = False, **clauses: Any) -> NormSpec:
     """Over the channels at each position."""
-    return NormSpec("n c *l", reduced="c", params="c", eps=eps)
+    return NormSpec("n c *l", reduced="c", params="c", eps=eps, modulated="n c" if modulated else "", **clauses)
+
+
+def switchable_norm(mix: str, eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any) -> NormSpec:
+    """A mix of InstanceNorm ("-"), LayerNorm ("c") and BatchNorm ("n"), from the moments of each channel of a sample."""
+    return instance_norm(eps, channel_dim, modulated, mix=mix, **clauses)
+
+
+def _with_channels(word: str, channel_dim: int) -> str:
+    return f"n {word} *l" if channel_dim == 1 else f"n *l {word}"

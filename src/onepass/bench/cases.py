@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from .. import functional, spec
 from ..problem import accumulator
 from ..spec import NormSpec
+from . import composed
 
 LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded")
 INITS = ("normal", "uniform", "int", "const", "shifted", "inf")
@@ -37,10 +37,17 @@ class Case:
     running: bool = False  # with running statistics
     evaluate: bool = False  # by the running statistics
     momentum: float = 0.1
+    residual: bool = False  # the add_ function of the norm
+    modulate: bool = False
+    activation: str = ""
+    offset: float = 0.0  # weight_offset
+    granularity: str = "element"
+    last: bool = False  # channel_dim=-1
+    using_bn: bool = True
 
     @property
     def name(self) -> str:
-        words = [self.op, "x".join(map(str, self.shape))]
+        words = [f"add_{self.op}" if self.residual else self.op, "x".join(map(str, self.shape))]
         words += [self.layout] if self.layout != "contiguous" else []
         words += [f"groups={self.groups}"] if self.op == "group_norm" else []
         words += [f"rank={self.rank}"] if self.rank > 1 else []
@@ -48,15 +55,31 @@ class Case:
         words += ["wide"] if self.wide else []
         words += [self.init] if self.init != "normal" else []
         words += ["evaluation"] if self.evaluate else ["running"] if self.running else []
+        words += ["modulated"] if self.modulate else []
+        words += [self.activation] if self.activation else []
+        words += [f"offset={self.offset:g}"] if self.offset else []
+        words += [self.granularity] if self.granularity != "element" else []
+        words += ["last"] if self.last else []
+        words += ["no-bn"] if not self.using_bn else []
         return " ".join(words)
+
+    @property
+    def channel_dim(self) -> int:
+        """The dimension whose size is the channels of a modulation."""
+        return len(self.shape) - self.rank if self.op in ("layer_norm", "rms_norm") else len(self.shape) - 1 if self.last else 1
 
 
 class Operands(NamedTuple):
     x: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    running_mean: Tensor | None
-    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    residual: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    mean_weight: Tensor | None = None
+    var_weight: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Operands:
         """The same values in another dtype, in memory of their own, and in no graph."""
@@ -66,96 +89,129 @@ class Operands(NamedTuple):
 
 
 class _Op(NamedTuple):
-    call: Callable[[Any, Case, Operands], Tensor]  # with the functions of a namespace
-    spec: Callable[[Case], NormSpec]
-    params: Callable[[Case], tuple[int, ...]]
+    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # after x, of our function and of torch's
+    torch: Callable[..., Tensor]
+    spec: Callable[..., NormSpec]  # with the clauses of a case
+    params: Callable[[Case], tuple[int, ...]] = lambda c: (c.shape[c.channel_dim],)
     has_bias: bool = True
 
 
-def _layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return F.layer_norm(x.permute(0, 2, 3, 1), x.shape[1:2], weight, bias, eps).permute(0, 3, 1, 2)
+def _trailing(c: Case) -> tuple[int, ...]:
+    shape = c.shape[-c.rank :]
+    return {"element": shape, "channel": shape[:1], "global": ()}[c.granularity]
 
 
-def _group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch 2.13 cannot take the gradient of a bias without a weight: "tensor does not have a device"."""
-    return F.group_norm(x, groups, torch.ones_like(bias) if weight is None and bias is not None else weight, bias, eps)
+def _mix(c: Case) -> str:
+    return ", ".join(["-", "c", "n"][len(c.shape) == 2 : 3 if c.using_bn else 2])
 
-
-TORCH = SimpleNamespace(
-    layer_norm=F.layer_norm,
-    rms_norm=F.rms_norm,
-    group_norm=_group_norm,
-    instance_norm=F.instance_norm,
-    batch_norm=F.batch_norm,
-    layer_norm2d=_layer_norm2d,
-)
 
 OPS = {
     "layer_norm": _Op(
-        lambda m, c, t: m.layer_norm(t.x, t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
-        lambda c: spec.layer_norm(c.rank, c.eps),
-        lambda c: c.shape[-c.rank :],
+        lambda c, t: (t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
+        F.layer_norm,
+        lambda c, **clauses: spec.layer_norm(c.rank, c.eps, c.granularity, c.modulate, weight_offset=c.offset, **clauses),
+        _trailing,
     ),
     "rms_norm": _Op(
-        lambda m, c, t: m.rms_norm(t.x, t.x.shape[-c.rank :], t.weight, c.eps),
-        lambda c: spec.rms_norm(c.rank, c.eps),
-        lambda c: c.shape[-c.rank :],
+        lambda c, t: (t.x.shape[-c.rank :], t.weight, c.eps),
+        F.rms_norm,
+        lambda c, **clauses: spec.rms_norm(c.rank, c.eps, c.modulate, weight_offset=c.offset, **clauses),
+        _trailing,
         has_bias=False,
     ),
     "group_norm": _Op(
-        lambda m, c, t: m.group_norm(t.x, c.groups, t.weight, t.bias, c.eps),
-        lambda c: spec.group_norm(c.groups, c.eps),
-        lambda c: c.shape[1:2],
+        lambda c, t: (c.groups, t.weight, t.bias, c.eps),
+        composed.group_norm,
+        lambda c, **clauses: spec.group_norm(c.groups, c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
     "instance_norm": _Op(
-        lambda m, c, t: m.instance_norm(t.x, t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
-        lambda c: (spec.batch_norm if c.evaluate else spec.instance_norm)(c.eps),
-        lambda c: c.shape[1:2],
+        lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
+        F.instance_norm,
+        lambda c, **clauses: (spec.batch_norm if c.evaluate else spec.instance_norm)(c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
     "batch_norm": _Op(
-        lambda m, c, t: m.batch_norm(t.x, t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
-        lambda c: spec.batch_norm(c.eps),
-        lambda c: c.shape[1:2],
+        lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
+        F.batch_norm,
+        lambda c, **clauses: spec.batch_norm(c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
     "layer_norm2d": _Op(
-        lambda m, c, t: m.layer_norm2d(t.x, t.weight, t.bias, c.eps),
-        lambda c: spec.layer_norm2d(c.eps),
-        lambda c: c.shape[1:2],
+        lambda c, t: (t.weight, t.bias, c.eps),
+        composed.layer_norm2d,
+        lambda c, **clauses: spec.layer_norm2d(c.eps, c.modulate, **clauses),
+    ),
+    "switchable_norm": _Op(
+        lambda c, t: (
+            *(t.mean_weight, t.var_weight, t.running_mean, t.running_var, t.weight, t.bias),
+            *(not c.evaluate, c.momentum, c.eps, c.using_bn),
+        ),
+        composed.switchable_norm,
+        lambda c, **clauses: spec.switchable_norm(_mix(c), c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
 }
 
-
-def by_onepass(case: Case, operands: Operands) -> Tensor:
-    return OPS[case.op].call(functional, case, operands)
+Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
 
 
-def by_torch(case: Case, operands: Operands) -> Tensor:
-    return OPS[case.op].call(TORCH, case, operands)
+def by_onepass(case: Case, t: Operands) -> Output:
+    keywords: dict[str, Any] = {}
+    if case.modulate:
+        keywords["modulate"] = t.scale, t.shift
+    if case.activation:
+        keywords["activation"] = case.activation
+    if case.offset:
+        keywords["weight_offset"] = case.offset
+    if case.granularity != "element":
+        keywords["granularity"] = case.granularity
+    if case.last:
+        keywords["channel_dim"] = -1
+    arguments = OPS[case.op].arguments(case, t)
+    if t.residual is not None:
+        return getattr(functional, f"add_{case.op}")(t.x, t.residual, *arguments, **keywords)
+    return getattr(functional, case.op)(t.x, *arguments, **keywords)
+
+
+def by_torch(case: Case, t: Operands) -> Output:
+    """The same in torch's operations, one after the other."""
+    total = t.x if t.residual is None else t.x + t.residual
+    x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total  # else torch loses digits
+    weight, bias = (None if p is None else composed.per_element(p, case.granularity, x.shape[-case.rank :]) for p in (t.weight, t.bias))
+    weight = weight if weight is None or not case.offset else weight + case.offset
+    u = OPS[case.op].torch(x, *OPS[case.op].arguments(case, t._replace(x=x, weight=weight, bias=bias)))
+    y = composed.tail(u, t.scale, t.shift, 1 if case.last else case.channel_dim, case.activation)
+    y = y.movedim(1, -1) if case.last else y
+    return y if t.residual is None else (y, total)
 
 
 def spec_of(case: Case) -> NormSpec:
-    return OPS[case.op].spec(case)
+    return OPS[case.op].spec(case, activation=case.activation)
 
 
 def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Operands:
     """The case's tensors: the same for the same seed, on every device."""
     generator = torch.Generator().manual_seed(seed + zlib.crc32(case.name.encode()))
-    op = OPS[case.op]
+    op, mixes = OPS[case.op], case.op == "switchable_norm"
     param_dtype = accumulator(dtype) if case.wide else dtype
 
-    def param(wanted: bool, around: float, size: float) -> Tensor | None:
+    def param(wanted: bool, around: float, size: float, shape: tuple[int, ...] = op.params(case)) -> Tensor | None:
         if not wanted:
             return None
-        return (around + size * torch.randn(op.params(case), generator=generator)).to(param_dtype).to(device)
+        return (around + size * torch.randn(shape, generator=generator)).to(param_dtype).to(device)
 
-    running = case.running or case.evaluate
+    running = (case.running or case.evaluate) and case.using_bn
     mean, var = param(running, 0.0, 0.5), param(running, 1.0, 0.1)
+    per_sample = (case.shape[0], case.shape[case.channel_dim]) if case.modulate else ()
+    residual = torch.randn(case.shape, generator=generator, dtype=torch.float64) if case.residual else None
     return Operands(
         x=lay_out(_values(case, generator).to(dtype), case.layout, device),
-        weight=param(case.affine in ("both", "weight"), 1.0, 0.5),
+        weight=param(case.affine in ("both", "weight"), 1.0 - case.offset, 0.5),
         bias=param(case.affine in ("both", "bias") and op.has_bias, 0.0, 0.5),
         running_mean=mean,
         running_var=None if var is None else var.abs(),
+        residual=None if residual is None else residual.to(dtype).to(device),
+        scale=param(case.modulate, 0.0, 0.5, per_sample),
+        shift=param(case.modulate, 0.0, 0.5, per_sample),
+        mean_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
+        var_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
     )
 
 
@@ -260,4 +316,49 @@ CASES = [
     Case("layer_norm2d", (2, 96, 7, 7), "channels_last", eps=1e-6),
     Case("layer_norm2d", (2, 24, 9, 5), "sliced", eps=1e-6, affine="weight"),
     Case("layer_norm2d", (2, 24, 9, 5), init="shifted", eps=1e-6),
+    # Beyond torch.
+    Case("layer_norm", (5, 11, 64), activation="gelu_tanh"),
+    Case("layer_norm", (5, 11, 64), modulate=True, activation="silu", wide=True),
+    Case("layer_norm", (5, 11, 64), "transposed", modulate=True, affine="none"),
+    Case("layer_norm", (2, 3, 4, 64), "sliced", modulate=True, affine="weight", offset=1.0),
+    Case("layer_norm", (6, 9, 64), offset=1.0, activation="relu"),
+    Case("layer_norm", (3, 6, 5, 8), rank=3, granularity="channel", activation="gelu"),
+    Case("layer_norm", (3, 6, 5, 8), "channels_last", rank=3, granularity="channel", modulate=True),
+    Case("layer_norm", (3, 6, 5, 8), "channels_last", rank=3, granularity="global", wide=True),
+    Case("layer_norm", (3, 6, 5, 8), "channels_last", rank=3, modulate=True, activation="silu"),
+    Case("layer_norm", (3, 6, 5, 8), rank=3, granularity="global", affine="bias"),
+    Case("layer_norm", (2, 6, 3, 4, 5), "channels_last", rank=4, granularity="channel"),
+    Case("layer_norm", (5, 11, 64), residual=True, modulate=True, activation="gelu"),
+    Case("layer_norm", (5, 11, 64), residual=True, init="shifted"),
+    Case("rms_norm", (5, 11, 64), modulate=True, activation="silu", eps=1e-6),
+    Case("rms_norm", (5, 11, 64), offset=1.0, wide=True, eps=1e-6),
+    Case("rms_norm", (5, 11, 64), "sliced", residual=True, offset=1.0, eps=1e-6),
+    Case("rms_norm", (0, 64), residual=True, modulate=True, eps=1e-6),
+    Case("group_norm", (2, 320, 6, 6), groups=32, activation="silu"),
+    Case("group_norm", (2, 320, 6, 6), "channels_last", groups=32, activation="silu", modulate=True),
+    Case("group_norm", (2, 30, 7, 5), groups=3, modulate=True, wide=True),
+    Case("group_norm", (2, 32, 24, 24), "channels_last", groups=4, activation="silu", init="shifted"),
+    Case("group_norm", (4, 12, 5, 6), "strided", groups=3, modulate=True, activation="relu", affine="none"),
+    Case("group_norm", (2, 5, 6, 12), groups=3, last=True, modulate=True, activation="silu"),
+    Case("group_norm", (2, 5, 12), "transposed", groups=4, last=True, affine="bias"),
+    Case("group_norm", (2, 12, 5, 6), "channels_last", groups=4, residual=True, activation="silu", modulate=True),
+    Case("group_norm", (2, 5, 6, 12), groups=4, residual=True, last=True),
+    Case("instance_norm", (3, 5, 14, 14), "channels_last", modulate=True, activation="relu", affine="none"),
+    Case("instance_norm", (3, 40, 5), last=True, running=True, modulate=True),
+    Case("instance_norm", (3, 5, 7, 8), evaluate=True, modulate=True, activation="gelu"),
+    Case("batch_norm", (4, 20, 14, 14), running=True, activation="relu"),
+    Case("batch_norm", (4, 20, 14, 14), "channels_last", running=True, activation="relu", wide=True),
+    Case("batch_norm", (4, 7, 7, 6), last=True, running=True, activation="gelu_tanh", modulate=True),
+    Case("batch_norm", (4, 6, 6), last=True, evaluate=True, activation="silu"),
+    Case("layer_norm2d", (2, 24, 9, 5), activation="gelu", modulate=True, eps=1e-6),
+    Case("switchable_norm", (4, 6, 5, 7), running=True),
+    Case("switchable_norm", (4, 6, 5, 7), "channels_last", running=True, activation="relu", wide=True),
+    Case("switchable_norm", (4, 5, 7, 6), last=True, modulate=True, activation="silu"),
+    Case("switchable_norm", (4, 6, 5, 7), evaluate=True, affine="none"),
+    Case("switchable_norm", (4, 6, 40), using_bn=False, affine="weight"),
+    Case("switchable_norm", (8, 20), running=True),
+    Case("switchable_norm", (3, 4, 3, 4, 5), "channels_last", evaluate=True, init="uniform"),
+    Case("switchable_norm", (2, 6, 9, 8), init="shifted"),
+    Case("switchable_norm", (8, 4, 260, 130), "channels_last"),
+    Case("switchable_norm", (0, 6, 5), using_bn=False),
 ]

@@ -7,18 +7,19 @@ plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import reference
 from ..moments import average
-from ..problem import accumulator
+from ..problem import Extras, accumulator
 from . import cases
-from .cases import Case, Operands
+from .cases import Case, Operands, Output
 
-Run = Callable[[Case, Operands], Tensor]
+Run = Callable[[Case, Operands], Output]
 
 AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
 
@@ -27,38 +28,62 @@ class Outcome(NamedTuple):
     """What a call computes; None where it was not asked for."""
 
     y: Tensor
-    running_mean: Tensor | None
-    running_var: Tensor | None
+    sum: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
     dx: Tensor | None = None
     dweight: Tensor | None = None
     dbias: Tensor | None = None
+    dresidual: Tensor | None = None
+    dscale: Tensor | None = None
+    dshift: Tensor | None = None
+    dmean_weight: Tensor | None = None
+    dvar_weight: Tensor | None = None
 
 
 def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases.by_onepass) -> Outcome:
     """Run a case, with its backward if dy is given. The operands are not touched."""
-    x, weight, bias, mean, var = operands
-    mean, var = (None if t is None else t.clone() for t in (mean, var))
+    running = {name: None if t is None else t.clone() for name, t in zip(("running_mean", "running_var"), operands[3:5])}
     if dy is None:
         with torch.no_grad():
-            return Outcome(run(case, Operands(x, weight, bias, mean, var)), mean, var)
-    x = x.detach().requires_grad_()
-    weight, bias = (None if t is None else t.detach().requires_grad_() for t in (weight, bias))
-    y = run(case, Operands(x, weight, bias, mean, var))
-    grads = iter(torch.autograd.grad(y, [t for t in (x, weight, bias) if t is not None], dy))
-    return Outcome(y.detach(), mean, var, *(None if t is None else next(grads) for t in (x, weight, bias)))
+            return Outcome(*_both(run(case, operands._replace(**running))), **running)
+    inputs = {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and name not in running}
+    y, total = _both(run(case, operands._replace(**running, **inputs)))
+    outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * -0.5])  # something arrives at the sum, too
+    grads = torch.autograd.grad(outputs, list(inputs.values()), gradients)
+    named = {f"d{name}": grad for name, grad in zip(inputs, grads)}
+    return Outcome(y.detach(), None if total is None else total.detach(), **running, **named)
 
 
-def _by_reference(case: Case, t: Operands) -> Tensor:
+def _both(output: Output) -> tuple[Tensor, Tensor | None]:
+    return output if isinstance(output, tuple) else (output, None)
+
+
+def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | None], Extras]:
+    """Given mean and variance, and the operands of a mix of norms."""
+    given = (t.running_mean, t.running_var) if case.evaluate else (None, None)
+    if t.mean_weight is None or t.var_weight is None:
+        return given, Extras()
+    norms = len(cases.spec_of(case).mix.split(","))
+    mean_share, var_share = (logits[-norms:].softmax(0) for logits in (t.mean_weight, t.var_weight))
+    return (None, None), Extras(None, None, None, mean_share, var_share, *given)
+
+
+def _by_reference(case: Case, t: Operands) -> Output:
     """The first oracle: the definition, and running statistics by (12) and (13)."""
-    if case.evaluate:
-        return reference.forward(cases.spec_of(case), t.x, t.weight, t.bias, t.running_mean, t.running_var).y
-    result = reference.forward(cases.spec_of(case), t.x, t.weight, t.bias)
-    if t.running_mean is not None and t.running_var is not None and t.x.numel():
-        count = t.x.numel() // result.rstd.numel()
-        assert result.mean is not None and result.var is not None
-        for running, batch in ((t.running_mean, result.mean), (t.running_var, result.var * count / (count - 1))):
+    given, mix = _statistics(case, t)
+    extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
+    result = reference.forward(cases.spec_of(case), t.x, t.weight, t.bias, *given, extras)
+    if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
+        if t.mean_weight is not None:  # the batch's own, not the mixture's
+            var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
+        else:
+            count = t.x.numel() // result.rstd.numel()
+            assert result.mean is not None and result.var is not None
+            mean, var = result.mean, result.var * count / (count - 1)
+        for running, batch in ((t.running_mean, mean), (t.running_var, var)):
             running.mul_(1 - case.momentum).add_(case.momentum * batch.detach().reshape(-1, running.numel()).mean(0))
-    return result.y
+    return result.y if result.sum is None else (result.y, result.sum)
 
 
 class Exact(NamedTuple):
@@ -70,55 +95,104 @@ class Exact(NamedTuple):
 
 
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
-    """Both oracles on the operands' own values in fp64."""
+    """Both oracles on the operands' own values in fp64. With a residual, what is normalized is the sum as it was rounded."""
+    dtypes = [None if t is None else t.dtype for t in _parts_of(operands)]
+    if operands.residual is not None:
+        total = operands.x + operands.residual
+        operands = operands._replace(x=total, residual=torch.zeros_like(total))
     wide, dy = operands.to(torch.float64), dy.to(torch.float64)
     value = evaluate(case, wide, dy, _by_reference)
     # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
     other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.by_torch)
-    dtypes = [None if t is None else t.dtype for t in _parts_of(operands)]
     tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
-    disagreement = max(error for error in worst(other, value, tight) if error is not None)
+    disagreement = max(error for error in worst(other, value, tight).parts if error is not None)
     return Exact(value, _allowed(case, wide, dy, value, dtypes), disagreement / AGREEMENT)
 
 
 def _parts_of(t: Operands) -> tuple[Tensor | None, ...]:
     """The operand that gives each part of an Outcome its dtype."""
-    return t.x, t.running_mean, t.running_var, t.x, t.weight, t.bias
+    total = None if t.residual is None else t.x
+    return t.x, total, t.running_mean, t.running_var, t.x, t.weight, t.bias, t.residual, t.scale, t.shift, t.mean_weight, t.var_weight
+
+
+SLOPE = 1.13  # the largest derivative of an activation; no second derivative but relu's is larger
 
 
 def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
     spec = cases.spec_of(case)
-    axes = reference.Axes(spec, t.x)
-    result = reference.forward(spec, t.x, None, None, *((t.running_mean, t.running_var) if case.evaluate else ()))
+    axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
+    result = reference.forward(replace(spec, activation=""), t.x, None, None, *given, mix)
     x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)
     mean, rstd = axes.stat(result.mean), axes.stat(result.rstd)
     assert rstd is not None and dtypes[0] is not None
+    if spec.mix and mean is not None:  # all the means that are mixed
+        largest = [m.abs().max().item() for m in (mean, mix.running_mean) if m is not None and m.numel()]
+        mean = torch.full_like(mean, max(largest, default=0.0))
     plain = 8 * torch.finfo(accumulator(dtypes[0])).eps
     eps = plain * (torch.ones_like(rstd) if mean is None else 1 + mean.abs() * rstd)
-    weight, bias = (None if p is None else axes.param(p.abs()) for p in (t.weight, t.bias))
+    tail = axes.tail(Extras(None, t.scale, t.shift))
+    u = reference.affine(x_hat, axes.weight(t.weight), axes.bias(t.bias))
+    z = reference.affine(u, tail.gain, tail.shift)
+    weight, bias, gain, shift = (None if p is None else p.abs() for p in (axes.weight(t.weight), axes.bias(t.bias), tail.gain, tail.shift))
     size = 1 + x_hat.abs()
-    wdy = reference.affine(dy_.abs(), weight, None)
-    y = eps * reference.affine(size, weight, bias)  # (16)
-    spread = 0 if case.evaluate else average(wdy * size, axes.dims)
-    dx = eps * rstd * (wdy + spread * size)  # (17)
+    u_off = eps * reference.affine(size, weight, bias)
+    z_off = eps * reference.affine(reference.affine(size, weight, bias), gain, shift)
+    slope, bend = (SLOPE, plain + SLOPE * z_off) if case.activation else (1, torch.zeros_like(z))
+    if case.activation == "relu":
+        bend = (z.abs() <= z_off).double()  # on which side of zero z falls, rounding decides
+    dz, dz_off = slope * dy_.abs(), dy_.abs() * bend
+    du, du_off = (reference.affine(d, gain, None) for d in (dz, dz_off))
+    wdy = reference.affine(eps * du + du_off, weight, None)
+    spread = 0 if given[1] is not None else average(wdy * size, axes.dims)
+    dx = rstd * (wdy + spread * size)  # (17)
+    dmean_weight = dvar_weight = None
+    if t.mean_weight is not None and t.var_weight is not None:
+        dx, mean_off, var_off = _mixed(axes, x_, result, mix, wdy, size)
+        dmean_weight, dvar_weight = mean_off.expand_as(t.mean_weight), var_off.expand_as(t.var_weight)
 
     def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
         """What is allowed to a running statistic that a batch's moment was mixed into."""
         if stat is None or now is None or not t.x.numel():
             return None if stat is None else torch.zeros_like(stat)
-        return plain * (now.abs() + stat.abs()) + average(moment, axes.dims).reshape(-1, stat.numel()).mean(0)
+        over = average(moment, axes.dims).reshape(axes.kept_shape).expand(axes.kept_shape)
+        return plain * (now.abs() + stat.abs()) + over.reshape(-1, stat.numel()).mean(0)
 
-    scale = (
-        y.reshape(t.x.shape),
-        running(t.running_mean, value.running_mean, plain * x_.abs()),
-        running(t.running_var, value.running_var, eps * (x_ if mean is None else x_ - mean).square()),
-        dx.reshape(t.x.shape),
-        None if t.weight is None else axes.param_sum(eps * dy_.abs() * size, t.weight),  # (18)
-        None if t.bias is None else axes.param_sum(plain * dy_.abs(), t.bias),  # (19)
+    def total(sums: Any, terms: Tensor, param: Tensor | None) -> Tensor | None:
+        return None if param is None else sums.sum(terms, param)
+
+    scale = Outcome(
+        y=(slope * z_off).reshape(t.x.shape),  # (16)
+        sum=torch.zeros_like(t.x),
+        running_mean=running(t.running_mean, value.running_mean, plain * x_.abs()),
+        running_var=running(t.running_var, value.running_var, eps * (x_ if mean is None else x_ - mean).square()),
+        dx=dx.reshape(t.x.shape),
+        dweight=total(axes.params, (eps * du + du_off) * size, t.weight),  # (18)
+        dbias=total(axes.params, plain * du + du_off, t.bias),  # (19)
+        dresidual=dx.reshape(t.x.shape),
+        dscale=total(axes.modulation, dz * u_off + (dz_off + plain * dz) * u.abs(), t.scale),
+        dshift=total(axes.modulation, plain * dz + dz_off, t.shift),
+        dmean_weight=dmean_weight,
+        dvar_weight=dvar_weight,
     )
     return Outcome(
         *(None if s is None or v is None or d is None else s + half_ulp(v, d) for s, v, d in zip(scale, value, dtypes))  # pyright: ignore
     )
+
+
+def _mixed(axes: reference.Axes, x: Tensor, result: reference.Result, mix: Extras, wdy: Tensor, size: Tensor):
+    """What is allowed to dx and to the logits of a mix of norms, whose sets lean on each other: with the largest of what they share."""
+    means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
+    assert means is not None and variances is not None
+    if not x.numel():
+        return torch.zeros_like(x), x.new_zeros(()), x.new_zeros(())
+    reach = means.max() - means.min()
+    shared = (average(wdy * size, axes.dims) * rstd.max()).max()
+    dx = rstd.max() * wdy + shared * (1 + ((x - means).abs() + reach) * rstd.max())
+    mean, var = means.abs().max(), variances.max() + reach.square()
+    if mix.running_mean is not None and mix.running_var is not None:
+        mean, var = torch.maximum(mean, mix.running_mean.abs().max()), torch.maximum(var, mix.running_var.max())
+    terms = (wdy * size).sum()
+    return dx, 2 * terms * rstd.max() * (1 + mean), 2 * terms * rstd.max().square() * var
 
 
 def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -129,27 +203,22 @@ def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Worst(NamedTuple):
-    """Each part's largest error as a fraction of what is allowed; None where it was not computed."""
+    """Each part's largest error as a fraction of what is allowed, in the order of Outcome; None where it was not computed."""
 
-    y: float | None = None
-    running_mean: float | None = None
-    running_var: float | None = None
-    dx: float | None = None
-    dweight: float | None = None
-    dbias: float | None = None
+    parts: tuple[float | None, ...]
 
     @property
     def forward(self) -> float:
-        return max(r for r in self[:3] if r is not None)
+        return max(r for r in self.parts[:4] if r is not None)
 
     @property
     def backward(self) -> float | None:
-        return max((r for r in self[3:] if r is not None), default=None)
+        return max((r for r in self.parts[4:] if r is not None), default=None)
 
 
 def worst(actual: Outcome, value: Outcome, allowed: Outcome) -> Worst:
     """Errors as fractions of the allowed ones. NaN and infinity must stand where the oracle has them."""
-    return Worst(*(None if a is None else _ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
+    return Worst(tuple(None if a is None else _ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
 
 
 def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> float:

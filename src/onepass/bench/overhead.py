@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import functional
 from . import cases, timing
 from .cases import Case
 
@@ -24,11 +25,11 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread, microseconds per no_grad call (quartiles)")
     for case in SMALL:
-        operands = cases.make(case)
+        operands, op = cases.make(case), cases.OPS[case.op]
+        arguments = operands.x, *op.arguments(case, operands)
         with torch.no_grad():
-            ours, torchs = timing.interleaved(
-                [lambda run=run, t=operands, c=case: run(c, t) for run in (cases.by_onepass, cases.by_torch)], seconds=2
-            )
+            functions = getattr(functional, case.op), op.torch
+            ours, torchs = timing.interleaved([lambda f=f, a=arguments: f(*a) for f in functions], seconds=2)
         spread = [f"{t.median * 1e6:6.1f} ({t.low * 1e6:.1f}-{t.high * 1e6:.1f})" for t in (ours, torchs)]
         print(f"{case.name:32} onepass {spread[0]:22} torch {spread[1]:22} ratio {ours.median / torchs.median:.2f}")
 

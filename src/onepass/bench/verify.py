@@ -67,6 +67,7 @@ def _cell(case: Case, family: str, operands: cases.Operands, dy: torch.Tensor, e
     fault = ""
     if exact.disagreement > 1:
         fault = f"the oracles differ by {exact.disagreement:.2g} of what they may"
-    if outcome.y.stride() != torch.empty_like(operands.x).stride():
+    like = operands.x if outcome.sum is None else outcome.sum
+    if outcome.y.stride() != torch.empty_like(like).stride():
         fault = f"y has strides {outcome.y.stride()}, x {operands.x.stride()}"
     return Cell(case, family, dtype, worst.forward, worst.backward, reasons, fault)

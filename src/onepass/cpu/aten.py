@@ -2,7 +2,8 @@
 
 "rows" normalizes contiguous rows with one parameter per element of a row, "row_groups" rows in which runs of elements share a parameter,
 "channels" the middle one of three axes, "given" that axis by given statistics. torch keeps statistics in x's dtype unless the parameters
-are fp32, so parameters are handed over in the accumulator's dtype wherever statistics come back.
+are fp32, so parameters are handed over in the accumulator's dtype wherever statistics come back. Where something follows the affine step,
+the kernel runs in the accumulator's dtype and the rest is elementwise.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..plan import Plan
-from ..problem import NormProblem, contiguous_stride, laid_out
-from ..reference import Gradients, Result
+from ..problem import NONE, Extras, NormProblem, contiguous_stride, laid_out
+from ..reference import Axes, Gradients, Needs, Result
 
 
 class _Rows:
@@ -42,7 +43,7 @@ class _Rows:
         y, rstd = torch.ops.aten._fused_rms_norm(x, self.tail, weight, self.eps)
         return Result(y, None, rstd, None)
 
-    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         mean, rstd = mean.view(self.column), rstd.view(self.column)
         return torch.ops.aten.native_layer_norm_backward(dy, x, self.tail, mean, rstd, weight, bias, needs)
 
@@ -64,7 +65,7 @@ class _RowGroups:
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
         return Result(*torch.native_group_norm(x, weight, bias, *self.sizes, self.groups, self.eps), var=None)
 
-    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
             weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
         sets = self.sizes[0], self.groups
@@ -75,7 +76,7 @@ class _Channels:
     def __init__(self, problem: NormProblem) -> None:
         assert problem.x is not None
         sizes = problem.x.sizes[1:]
-        self.as_it_is = _contiguous(problem) and problem.shape[1:2] == sizes[1:2]
+        self.as_it_is = _contiguous(problem) and problem.shape[:2] == sizes[:2]
         self.shape = problem.shape if self.as_it_is else sizes
         self.eps, self.acc, self.given = problem.spec.eps, problem.acc, problem.given
         self.count, self.param_shape = problem.x.reps * problem.x.run, sizes[1:2]
@@ -91,7 +92,7 @@ class _Channels:
         y, mean, rstd = torch.native_batch_norm(x, weight, bias, running[0], running[1], True, 1.0, self.eps)
         return Result(y, mean, rstd, running[1] * ((self.count - 1) / self.count))
 
-    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> Gradients:
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         return torch.ops.aten.native_batch_norm_backward(dy, x, weight, None, None, mean, rstd, True, self.eps, needs)
 
 
@@ -106,49 +107,84 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 
 def infer(plan: Plan, problem: NormProblem):
-    """torch's function on x itself, where nothing must be packed; None elsewhere."""
+    """torch's function on x itself, where nothing must be packed, offset or added at the end; None elsewhere."""
     kernel = KERNELS[plan.variant](problem)
-    return kernel.infer(problem) if kernel.as_it_is else None
+    return kernel.infer(problem) if kernel.as_it_is and not problem.tail and not problem.spec.weight_offset else None
 
 
 def forward(plan: Plan, problem: NormProblem):
     kernel = KERNELS[plan.variant](problem)
     half = problem.dtype != problem.acc
 
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Result:
+    def affine(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
+    ) -> Result:
         if half and weight is None and bias is None:
             weight = torch.ones(kernel.param_shape, dtype=problem.acc, device=x.device)
-        weight, bias = _param(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
-        y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel), weight, bias, mean, var)
+        else:
+            weight = _weight(weight, problem, kernel.param_shape)
+        y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel), weight, _param(bias, problem, kernel.param_shape), mean, var)[:4]
         mean, var = (None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride) for stat in (mean, var))
         return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
 
-    return launch
+    def with_tail(*operands: Any) -> Result:
+        result, extras = affine(*operands[:5]), operands[5] if len(operands) > 5 else NONE
+        axes = Axes(problem.spec, result.y)
+        y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
+        y.view(axes.shape).copy_(axes.tail(extras)(axes.x(result.y)))
+        return result._replace(y=y)
+
+    return with_tail if problem.tail else affine
 
 
 def backward(plan: Plan, problem: NormProblem):
     kernel = KERNELS[plan.variant](problem)
 
-    def launch(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, rstd: Tensor, needs: Sequence[bool]
+    def affine(
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        needs: Sequence[bool],
+        extras: Extras = NONE,
+        var: Tensor | None = None,
     ) -> Gradients:
+        needs = Needs(*needs)
         mean, rstd = (laid_out(stat, problem.stat_stride).as_strided((stat.numel(),), (1,)) for stat in (mean, rstd))
-        params = (_param(p, problem, kernel.param_shape) for p in (weight, bias))
-        mask = [needs[0], needs[1] and weight is not None, needs[2] and bias is not None]
+        params = _weight(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
+        mask = [needs.x, needs.weight and weight is not None, needs.bias and bias is not None]
         dy, x = (_packed(t, problem, kernel) for t in (dy, x))
         dx, *grads = kernel.backward(dy, x, *params, mean, rstd, mask)
         dweight, dbias = (
             grad.view(param.shape).to(param.dtype) if needed and grad is not None and param is not None else None
             for grad, param, needed in zip(grads, (weight, bias), mask[1:])
         )
-        return _unpacked(dx, problem, kernel) if mask[0] and dx is not None else None, dweight, dbias
+        dx = _unpacked(dx, problem, kernel) if mask[0] and dx is not None else None
+        if dx is not None and extras.residual is not None:
+            dx += extras.residual
+        return Gradients(None if dx is None else dx.to(problem.dtype), dweight, dbias)
 
-    return launch
+    def with_tail(dy: Tensor, x: Tensor, weight, bias, mean, rstd, needs, extras: Extras = NONE, var=None) -> Gradients:
+        wanted = Needs(*needs)
+        axes = Axes(problem.spec, x)
+        plain = _weight(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
+        u = axes.x(_unpacked(kernel.forward(_packed(x, problem, kernel), *plain).y, problem, kernel))
+        dz, du = axes.tail(extras).back(axes.x(dy), u)
+        grads = affine(du.reshape(problem.shape), x, weight, bias, mean, rstd, needs, extras)
+        scale, shift = extras.scale, extras.shift
+        return grads._replace(
+            dscale=axes.modulation.sum(dz * u, scale) if scale is not None and wanted.scale else None,
+            dshift=axes.modulation.sum(dz, shift) if shift is not None and wanted.shift else None,
+        )
+
+    return with_tail if problem.tail else affine
 
 
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
-    """x, laid out like y, as a contiguous tensor of the kernel's shape."""
-    x = laid_out(x, problem.y_stride)
+    """x, laid out like y, as a contiguous tensor of the kernel's shape; in the accumulator's dtype if there is a tail."""
+    x = laid_out(x.to(problem.acc) if problem.tail else x, problem.y_stride)
     return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
 
 
@@ -163,6 +199,11 @@ def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> 
     if param is None or (param.dtype == problem.acc and param.shape == shape and param.is_contiguous()):
         return param
     return param.to(problem.acc).contiguous().view(shape)
+
+
+def _weight(weight: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> Tensor | None:
+    weight, offset = _param(weight, problem, shape), problem.spec.weight_offset
+    return weight if weight is None or not offset else weight + offset
 
 
 def _contiguous(problem: NormProblem) -> bool:

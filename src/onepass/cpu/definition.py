@@ -7,22 +7,26 @@ from torch import Tensor
 
 from .. import reference
 from ..plan import Plan
-from ..problem import NormProblem
-from ..reference import Result
+from ..problem import NONE, Extras, NormProblem
+from ..reference import Gradients, Result
 
 
 def forward(plan: Plan, problem: NormProblem):
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Result:
-        result = reference.forward(problem.spec, x, weight, bias, mean, var)
+    def launch(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
+    ) -> Result:
+        result = reference.forward(problem.spec, x, weight, bias, mean, var, extras)
         return result._replace(y=torch.empty_like(x).copy_(result.y))
 
     return launch
 
 
 def backward(plan: Plan, problem: NormProblem):
-    def launch(dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean, rstd, needs):
+    def launch(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean, rstd, needs, extras: Extras = NONE, var=None
+    ) -> Gradients:
         given = (mean, rstd) if problem.given else None
-        dx, dweight, dbias = reference.backward(problem.spec, dy, x, weight, bias, given, needs)
-        return None if dx is None else torch.empty_like(x).copy_(dx), dweight, dbias
+        grads = reference.backward(problem.spec, dy, x, weight, bias, given, needs, extras)
+        return grads if grads.dx is None else grads._replace(dx=torch.empty_like(x).copy_(grads.dx))
 
     return launch
