@@ -29,6 +29,20 @@ def test_run_every_norm(op, capsys):
     assert "dx" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "group_norm --shape 3,4,5,8 --groups 4 --last --modulate --activation silu",
+        "layer_norm --shape 3,8,4,5 --rank 3 --granularity channel --activation gelu_tanh",
+        "rms_norm --shape 3,4,8 --residual --offset 1 --modulate",
+        "switchable_norm --shape 3,8,4 --no-bn",
+    ],
+)
+def test_run_with_extras(text, capsys):
+    assert cli.main(["run", *text.split(), "--verify"]) == 0
+    assert "y = " in capsys.readouterr().out
+
+
 def test_run_reports_bad_arguments(capsys):
     assert cli.main(["run", "group_norm", "--shape", "2,320,8,8", "--groups", "48"]) == 2
     assert "nearest divisors of 320: 40, 64" in capsys.readouterr().err
@@ -65,8 +79,9 @@ def test_an_empty_cell_without_a_reason_fails():
     assert verify.Cell(cases.CASES[0], "formula", verify.DTYPES[0], reasons=("because",)).ok
 
 
-def test_demo(monkeypatch, capsys):
+def test_demo(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cli, "DEMO", [case for case in cli.DEMO if case.op in ("rms_norm", "layer_norm2d")])
-    assert cli.main(["demo"]) == 0
+    assert cli.main(["demo", "--picture", str(tmp_path / "norms.png")]) == 0
     out = capsys.readouterr().out
-    assert "layer_norm2d" in out and "within the budget" in out
+    assert "layer_norm2d" in out and "add_rms_norm" in out and "within the budget" in out
+    assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")

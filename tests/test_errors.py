@@ -98,6 +98,59 @@ def test_our_own(call, hint):
     assert hint in str(error.value)
 
 
+N, MODULATED = R(2, 6), (R(2, 6), R(2, 6))
+ILLEGAL = {
+    "activation": (lambda: O.layer_norm(X, (5,), activation="tanh"), "activation='tanh' is unknown; expected silu, relu, gelu, gelu_tanh, swish or None"),
+    "granularity": (lambda: O.layer_norm(X, (5,), granularity="pixel"), "granularity='pixel' is unknown; expected one of element, channel, global"),
+    "a weight per element": (lambda: O.layer_norm(X, (6, 5), R(6, 5), granularity="channel"), "Expected weight to be of shape [6], one per channel"),
+    "a weight per channel": (lambda: O.layer_norm(X, (6, 5), R(6), granularity="global"), "Expected weight to be of shape [] or [1]"),
+    "offset without weight": (lambda: O.rms_norm(X, (5,), weight_offset=1.0), "weight_offset=1.0 was given without a weight"),
+    "channel_dim": (lambda: O.group_norm(R(2, 3, 4, 5), 1, channel_dim=2), "channel_dim=2 of input of shape [2, 3, 4, 5] is neither 1"),
+    "channel_dim of a batch norm": (lambda: O.batch_norm(R(2, 3, 4, 5), None, None, training=True, channel_dim=0), "nor -1, for (N, *, C)"),
+    "weight of the first": (lambda: O.group_norm(R(2, 6, 4), 2, R(6), channel_dim=-1), "Then leave channel_dim at 1"),
+    "weight of the last": (lambda: O.batch_norm(R(2, 4, 6), None, None, R(6), None, True), "or channel_dim=-1"),
+    "modulate with one tensor": (lambda: O.layer_norm(X, (5,), modulate=R(2, 5)), "modulate must be a pair (scale, shift)"),
+    "modulate per token": (lambda: O.layer_norm(X, (5,), modulate=(R(2, 6, 5), None)), "scale to have shape [2, 5], one per sample and channel"),
+    "modulate with a dimension of one": (lambda: O.layer_norm(X, (5,), modulate=(None, R(2, 1, 5))), "dimensions of one are not needed: reshape it with .reshape(2, 5)"),
+    "modulate without samples": (lambda: O.layer_norm(R(5), (5,), modulate=(R(5), R(5))), "input.unsqueeze(0)"),
+    "modulate in float64": (lambda: O.group_norm(X, 2, modulate=(R(2, 6).double(), None)), "scale has dtype torch.float64 and input torch.float32"),
+    "modulate elsewhere": (lambda: O.group_norm(X, 2, modulate=(R(2, 6, device="meta"), None)), "scale is on meta"),
+    "modulate with a list": (lambda: O.group_norm(X, 2, modulate=([1.0], None)), "scale' must be Tensor, not list"),
+    "residual shape": (lambda: O.add_layer_norm(X, R(6, 5), (5,)), "residual.expand_as(input)"),
+    "residual of integers": (lambda: O.add_rms_norm(X, INT, (5,)), "residual has dtype torch.int64"),
+    "residual elsewhere": (lambda: O.add_group_norm(X, X.to("meta"), 2), "residual is on meta"),
+    "residual a number": (lambda: O.add_rms_norm(X, 1.0, (5,)), "argument 'residual' must be Tensor, not float"),
+    "two logits": (lambda: O.switchable_norm(X, R(2), R(3), training=True), "mean_weight to have 3 elements, for InstanceNorm, LayerNorm, BatchNorm"),
+    "three logits without BatchNorm": (lambda: O.switchable_norm(X, R(2), R(3), using_bn=False), "var_weight to have 2 elements"),
+    "running statistics without BatchNorm": (lambda: O.switchable_norm(X, R(2), R(2), R(6), R(6), using_bn=False), "pass None, or using_bn=True"),
+    "evaluation without running statistics": (lambda: O.switchable_norm(X, R(3), R(3)), "or training=True to use the batch's"),
+    "one value per channel": (lambda: O.switchable_norm(N[:1], R(3), R(3), training=True), "use a larger batch"),
+    "switchable_norm of a vector": (lambda: O.switchable_norm(R(6), R(3), R(3), training=True), "add a batch dimension"),
+    "switchable_norm weight": (lambda: O.switchable_norm(X, R(3), R(3), None, None, R(5), training=True), "expected [6]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ILLEGAL)
+def test_extras_that_do_not_fit(name):
+    call, hint = ILLEGAL[name]
+    with pytest.raises((RuntimeError, ValueError, TypeError, NotImplementedError, IndexError)) as error:
+        call()
+    assert hint in str(error.value)
+
+
+def test_extras_that_do_not_fit_leave_running_statistics_alone():
+    mean, var = torch.zeros(6), torch.ones(6)
+    for bad in ({"activation": "tanh"}, {"modulate": (R(2, 5), None)}, {"out": R(2, 6, 4)}, {"channel_dim": 0}):
+        for call in (
+            lambda **k: O.batch_norm(X, mean, var, training=True, **k),
+            lambda **k: O.instance_norm(X, mean, var, **k),
+            lambda **k: O.switchable_norm(X, R(3), R(3), mean, var, training=True, **k),
+        ):
+            with pytest.raises((RuntimeError, ValueError)):
+                call(**bad)
+    assert not mean.any() and (var == 1).all()
+
+
 def test_nothing_is_touched():
     mean, var = torch.zeros(6), torch.ones(6)
     for bad in ({"weight": R(5)}, {"bias": R(6).double()}, {"weight": R(6, device="meta")}):

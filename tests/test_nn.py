@@ -80,6 +80,75 @@ def test_memory_format_is_kept(dims, name):
         assert dx.is_contiguous(memory_format=memory_format), module
 
 
+EXTENDED = [
+    (lambda m: m.LayerNorm(8, activation="gelu"), lambda x: x.movedim(1, -1)),
+    (lambda m: m.LayerNorm((8, 4, 5), granularity="channel"), lambda x: x),
+    (lambda m: m.LayerNorm((8, 4, 5), granularity="global", weight_offset=1.0), lambda x: x),
+    (lambda m: m.RMSNorm(8, weight_offset=1.0, activation="silu"), lambda x: x.movedim(1, -1)),
+    (lambda m: m.LayerNorm2d(8, activation="gelu"), lambda x: x),
+    (lambda m: m.GroupNorm(4, 8, activation="silu"), lambda x: x),
+    (lambda m: m.GroupNorm(4, 8, channel_dim=-1, activation="silu"), lambda x: x.movedim(1, -1)),
+    (lambda m: m.InstanceNorm2d(8, affine=True, track_running_stats=True, channel_dim=-1), lambda x: x.movedim(1, -1)),
+    (lambda m: m.BatchNorm2d(8, activation="relu"), lambda x: x),
+    (lambda m: m.BatchNorm2d(8, channel_dim=-1), lambda x: x.movedim(1, -1)),
+    (lambda m: m.SwitchableNorm2d(8, activation="silu"), lambda x: x),
+]
+
+
+@pytest.mark.parametrize("make, place", EXTENDED)
+def test_extras_of_modules(make, place):
+    """Start, train, evaluate, modulate, copy and store a module with extras; its repr tells of them."""
+    module, x = make(onepass.nn), place(torch.randn(3, 8, 4, 5))
+    assert any(word in repr(module) for word in ("activation=", "granularity=", "weight_offset=", "channel_dim="))
+    scale, shift = torch.randn(2, 3, 8)
+    for train in (True, True, False):
+        module.train(train)
+        y = module(x)
+        y.square().sum().backward()
+        assert y.shape == x.shape and all(p.grad is not None and p.grad.shape == p.shape for p in module.parameters())
+    assert not torch.equal(module(x, modulate=(scale, shift)), y)
+    assert torch.equal(module(x, modulate=(torch.zeros(3, 8), None)), y)
+    twins = [copy.deepcopy(module), pickle.loads(pickle.dumps(module)), make(onepass.nn).eval()]
+    twins[-1].load_state_dict(module.state_dict())
+    assert all(torch.equal(twin(x), y) and repr(twin) == repr(module) for twin in twins)
+
+
+def test_channels_last_modules_equal_channels_first():
+    x = torch.randn(3, 4, 5, 8)
+    for name, args in (("GroupNorm", (4, 8)), ("InstanceNorm2d", (8,)), ("BatchNorm2d", (8,))):
+        last, first = getattr(onepass.nn, name)(*args, channel_dim=-1), getattr(torch.nn, name)(*args)
+        assert_close(last(x), first(x.movedim(-1, 1)).movedim(1, -1))
+        assert_close(dict(last.state_dict()), dict(first.state_dict()))
+    sample = onepass.nn.InstanceNorm2d(8, channel_dim=-1)(x[0])
+    assert_close(sample, torch.nn.InstanceNorm2d(8)(x[0].movedim(-1, 0)).movedim(0, -1))
+
+
+def test_an_offset_weight_starts_where_the_sum_is_one():
+    for module in (onepass.nn.RMSNorm(8, weight_offset=1.0), onepass.nn.LayerNorm((8, 2), weight_offset=1.0, granularity="channel")):
+        assert not module.weight.any()
+        nn_norm = (torch.nn.RMSNorm if isinstance(module, torch.nn.RMSNorm) else torch.nn.LayerNorm)(module.normalized_shape)
+        x = torch.randn(3, *module.normalized_shape)
+        assert_close(module(x), nn_norm(x))
+
+
+def test_a_module_is_checked_when_it_is_made():
+    for make, message in (
+        (lambda: onepass.nn.GroupNorm(2, 4, activation="tanh"), "activation='tanh' is unknown; expected silu, relu, gelu, gelu_tanh"),
+        (lambda: onepass.nn.LayerNorm(4, granularity="pixel"), "granularity='pixel' is unknown; expected one of element, channel, global"),
+        (lambda: onepass.nn.RMSNorm(4, elementwise_affine=False, weight_offset=1.0), "weight_offset=1.0 was given without a weight"),
+        (lambda: onepass.nn.GroupNorm(2, 4, channel_dim=2), "channel_dim=2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_a_torch_module_becomes_ours_by_its_class():
+    module = torch.nn.GroupNorm(2, 4)
+    module.__class__ = onepass.nn.GroupNorm
+    x = torch.randn(2, 4, 3)
+    assert_close(module(x), torch.nn.functional.group_norm(x, 2))
+
+
 def test_explain_a_module_does_not_train_it():
     module = onepass.nn.BatchNorm2d(8)
     before = copy.deepcopy(module.state_dict())

@@ -82,6 +82,35 @@ def test_explain():
         onepass.explain(torch.relu, torch.randn(2))
 
 
+def test_explain_reads_like_a_colleague():
+    x, weight, scale = torch.randn(4, 32, 8, 8).to(memory_format=torch.channels_last), torch.ones(32), torch.ones(4, 32)
+    text = str(onepass.explain(onepass.functional.group_norm, x, 8, weight, weight, activation="silu", modulate=(scale, scale)))
+    for part in (
+        "32 sets, one for each (n, g), of 256 elements (k, *l); each shares one mean and variance",
+        "outer 4, reps 64, sets 8, run 4; strides (2048, 32, 4, 1): a set is 64 runs of 4, 32 apart",
+        "weight (float32) and bias (float32); the element at (o, r, s, t) uses number s·4 + t",
+        "scale (float32) and shift (float32); the element at (o, r, s, t) uses number (o % 4)·32 + s·4 + t",
+        "y = silu(((x - mean)·rstd·weight + bias)·(1 + scale) + shift)",
+        "forward   formula: reduce, combine and apply",
+        f"at least {2 * 4 * 32 * 64 * 4 + 2 * 32 * 4 + 2 * 4 * 32 * 4} bytes (x read, y written, each parameter read, once)",
+        "not aten: torch's channels-last kernel",
+        "not reference: it could, but formula comes first",
+    ):
+        assert part in text, text
+    added = str(
+        onepass.explain(onepass.functional.add_rms_norm, torch.ones(4, 8).half(), torch.ones(4, 8), (8,), weight[:8], weight_offset=1.0)
+    )
+    for part in (
+        "x + residual, float16 and float32, rounded to [4, 8] float32",
+        "x·rstd·(weight + 1)",
+        "sum and y written",
+        f"{32 * 14 + 32} bytes",
+    ):
+        assert part in added, added
+    with onepass.force("reference"):
+        assert "it could, but reference is pinned" in str(onepass.explain(onepass.functional.layer_norm, torch.ones(2, 4), (4,)))
+
+
 def test_explain_does_not_run():
     mean, var = torch.zeros(6), torch.ones(6)
     onepass.explain(onepass.functional.batch_norm, torch.randn(4, 6), mean, var, training=True)

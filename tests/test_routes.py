@@ -11,8 +11,9 @@ from torch.testing import assert_close
 import onepass
 import onepass.functional as O
 from onepass import ops, spec
+from onepass.bench import composed
 from onepass.bench.cases import lay_out
-from onepass.problem import NONE
+from onepass.problem import NONE, Extras
 
 C = 8
 
@@ -29,7 +30,49 @@ def _calls(m):
     }
 
 
+def _modulation(x):
+    return x.mean((2, 3)), x[:, :, 0, 0]
+
+
+def _add(x, w, b):
+    y, total = O.add_group_norm(x, x.flip(-1), 4, w, b, activation="gelu")
+    return y + 2 * total
+
+
+def _composed_add(x, w, b):
+    total = x + x.flip(-1)
+    return F.gelu(F.group_norm(total, 4, w, b)) + 2 * total
+
+
+def _adaptive(x, w, b):
+    scale, shift = _modulation(x)
+    return F.silu(F.layer_norm(x.movedim(1, -1), (C,), w, b) * (1 + scale)[:, None, None] + shift[:, None, None])
+
+
+# Beyond torch: ours, and the same in torch's operations.
+EXTRAS = {
+    "silu": (lambda x, w, b: O.group_norm(x, 4, w, b, activation="silu"), lambda x, w, b: F.silu(F.group_norm(x, 4, w, b))),
+    "modulated": (lambda x, w, b: O.layer_norm(x.movedim(1, -1), (C,), w, b, modulate=_modulation(x), activation="silu"), _adaptive),
+    "added": (_add, _composed_add),
+    "offset": (
+        lambda x, w, b: O.rms_norm(x.movedim(1, -1), (C,), w, 1e-6, weight_offset=1.0) + b,
+        lambda x, w, b: F.rms_norm(x.movedim(1, -1), (C,), w + 1, 1e-6) + b,
+    ),
+    "granular": (
+        lambda x, w, b: O.layer_norm(x, x.shape[1:], w, b, granularity="channel"),
+        lambda x, w, b: F.layer_norm(x, x.shape[1:]) * w[:, None, None] + b[:, None, None],
+    ),
+    "last": (
+        lambda x, w, b: O.group_norm(x.movedim(1, -1), 4, w, b, channel_dim=-1),
+        lambda x, w, b: F.group_norm(x, 4, w, b).movedim(1, -1),
+    ),
+    "switchable": (
+        lambda x, w, b: O.switchable_norm(x, w[:3], b[:3], None, None, w, b, True),
+        lambda x, w, b: composed.switchable_norm(x, w[:3], b[:3], None, None, w, b, True, 0.1, 1e-5, True),
+    ),
+}
 CALLS = [pytest.param(ours, _calls(F)[name], id=name) for name, ours in _calls(O).items()]
+CALLS += [pytest.param(*both, id=name) for name, both in EXTRAS.items()]
 ours_and_torchs = pytest.mark.parametrize("ours, torchs", CALLS)
 
 
@@ -145,6 +188,8 @@ def _inputs_fixed():
 
 
 SPECS = [
+    (spec.layer_norm(2, granularity="channel", weight_offset=1.0, activation="gelu"), (5,)),
+    (spec.group_norm(2, channel_dim=-1, activation="silu"), (6,)),
     (spec.layer_norm(2), (5, 6)),
     (spec.rms_norm(1, 1e-6), (6,)),
     (spec.group_norm(2), (C,)),
@@ -180,6 +225,61 @@ def _opcheck(definition, params, dtype, layout, given):
     operands = [None if t is None else t.detach() for t in (torch.randn_like(y), x, weight, bias, mean, rstd)]
     arguments = (*operands, *packed, given, [True, True, bias is not None], None, *NONE)
     torch.library.opcheck(torch.ops.onepass.norm_backward.default, arguments, test_utils=["test_schema", "test_faketensor"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_opcheck_residual_modulation_and_mixture(dtype, layout):
+    x, residual = (lay_out(torch.randn(4, C, 5, 6, dtype=dtype), layout).requires_grad_() for _ in range(2))
+    weight, bias = (torch.randn(C, dtype=dtype, requires_grad=True) for _ in range(2))
+    scale, shift = (torch.randn(4, C, dtype=dtype, requires_grad=True) for _ in range(2))
+    shares = [torch.rand(3, requires_grad=True) for _ in range(2)]
+    running = torch.randn(C), torch.rand(C) + 1
+    modulated = spec.group_norm(4, modulated=True, activation="silu"), Extras(residual, scale, shift)
+    mixed = spec.switchable_norm("-, c, n"), Extras(None, None, None, *shares)
+    evaluated = spec.switchable_norm("-, c, n", modulated=True), Extras(None, scale, shift, *shares, *running)
+    for definition, extras in (modulated, mixed, evaluated):
+        torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, None, None, *definition.pack(), True, *extras))
+        with torch.no_grad():
+            y, mean, rstd, var, total = torch.ops.onepass.norm(x, weight, bias, None, None, *definition.pack(), True, *extras)
+        normalized, dsum = (x, None) if extras.residual is None else (total, torch.randn_like(total))
+        operands = torch.randn_like(y), normalized, weight, bias, mean, rstd, *definition.pack(), False, [True] * 7, var
+        arguments = [t.detach() if isinstance(t, torch.Tensor) else t for t in (*operands, dsum, *extras[1:])]
+        torch.library.opcheck(torch.ops.onepass.norm_backward.default, arguments, test_utils=["test_schema", "test_faketensor"])
+
+
+def test_opcheck_plain_operator():
+    out, x = torch.empty(6, 8), torch.randn(6, 8)
+    torch.library.opcheck(torch.ops.onepass.layer_norm_out.default, (out, x, torch.randn(8), None, 6, 8, 1e-5))
+
+
+def test_plain_operator_and_out_compile_whole():
+    x, weight, expected = torch.randn(6, 8), torch.randn(8), None
+
+    def plain(x, weight):
+        out = torch.empty_like(x)
+        O.layer_norm_out(out, x, weight, None, 6, 8, 1e-5)
+        return out, O.layer_norm(x, (8,), weight, out=torch.empty_like(x)), *O.layer_norm(x, (8,), weight, return_stats=True)
+
+    torch._dynamo.reset()
+    expected = plain(x, weight)
+    assert_close(torch.compile(plain, fullgraph=True, backend="aot_eager")(x, weight), expected)
+    assert_close(expected[0], F.layer_norm(x, (8,), weight))
+
+
+def test_statistics_by_every_route():
+    x = torch.randn(4, C, 5)
+    expected = O.group_norm(x, 2, return_stats=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: O.group_norm(x, 2, return_stats=True), fullgraph=True, backend="aot_eager")
+    assert_close(compiled(x), expected)
+    mapped = torch.vmap(lambda x: tuple(O.group_norm(x, 2, return_stats=True)))(torch.stack((x, x + 1)))
+    assert_close([t[0] for t in mapped], list(expected))
+    grads, stats = torch.func.grad(
+        lambda x: (lambda s: (s.output.pow(3).sum() + s.rstd.sum(), s.rstd))(O.group_norm(x, 2, return_stats=True)), has_aux=True
+    )(x)
+    assert_close(stats, expected.rstd)
+    assert_close(grads, torch.func.grad(lambda x: F.group_norm(x, 2).pow(3).sum())(x))
 
 
 def test_double_backward_through_the_op():
@@ -256,10 +356,11 @@ def test_backward_saves_x_and_statistics_alone(ours, torchs):
     saved = []
     x = torch.randn(4, C, 16, 16)
     inputs = [x.requires_grad_(), torch.randn(C, requires_grad=True), torch.randn(C, requires_grad=True)]
+    sums = ours is _add  # what is normalized, and saved, is the sum
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         ours(*inputs)
     large = {t.data_ptr() for t in saved if t.numel() >= x.numel()}
-    assert large == {x.data_ptr()}
+    assert len(large) == 1 and (large == {x.data_ptr()}) != sums
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm"])

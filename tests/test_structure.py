@@ -23,7 +23,7 @@ ARROWS = {
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
     "bench": {"functional", "families", "plan", "reference", "problem", "spec", "moments"},
-    "cli": {"__init__", "bench", "families", "ops", "plan", "device"},
+    "cli": {"__init__", "bench", "families", "ops", "plan", "device", "spec"},
 }
 
 

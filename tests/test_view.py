@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onepass import spec
+from onepass.bench import picture
 from onepass.bench.cases import lay_out
 from onepass.problem import NormProblem, ParamMap, View, bind
 
@@ -174,3 +175,13 @@ def test_min_bytes():
     problem = bind(spec.layer_norm(1), torch.empty(10, 8, dtype=torch.float16), torch.empty(8), torch.empty(8))
     assert problem.min_bytes("forward") == 2 * 10 * 8 * 2 + 2 * 8 * 4
     assert problem.min_bytes("backward") == 3 * 10 * 8 * 2 + 2 * 8 * 4
+
+
+def test_the_picture_shows_the_sets():
+    """The cubes are walked by the views; here they are held against the definitions."""
+    sizes = {"BatchNorm": 16, "InstanceNorm": 4, "GroupNorm, 2 groups": 12, "LayerNorm over C": 6, "LayerNorm2d": 6}
+    for title, definition, order in picture.PANELS:
+        cube = picture.members(picture.problem_of(definition, order), order, 1, 2, 3)
+        assert cube.shape == (4, 6, 4) and cube.sum() == sizes.get(title, 24)
+        alone = {"BatchNorm": cube[:, 2].all(), "InstanceNorm": cube[1, 2].all(), "GroupNorm, 2 groups": cube[1, :3].all()}
+        assert alone.get(title, cube[1, :, 3].all())

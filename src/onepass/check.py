@@ -210,9 +210,7 @@ def activation(name: str | None) -> str:
     """The name as the spec knows it."""
     known = {None: "", "swish": "silu", **{name: name for name in ACTIVATIONS}}
     if name not in known:
-        raise ValueError(
-            f"activation={name!r} is unknown; expected None, {', '.join(ACTIVATIONS)}, or swish: apply any other to the output"
-        )
+        raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
     return known[name]
 
 
@@ -233,6 +231,12 @@ def channel_dim(x: Tensor, dim: int) -> int:
             f"move the channels with input.movedim({dim}, 1)"
         )
     return -1
+
+
+def either_end(channel_dim: int) -> None:
+    """The channel_dim of a module, which has not seen an input yet."""
+    if channel_dim not in (1, -1):
+        raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
 
 
 def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:

@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import __version__, device, ops
-from .bench import cases, oracle, timing, verify
+from .bench import cases, oracle, picture, timing, verify
 from .bench.cases import Case
 from .families import FAMILIES
 from .plan import explain, force
+from .spec import ACTIVATIONS, GRANULARITIES
 
 T = TypeVar("T")
 _LAYOUT = {"nchw": "contiguous", "nhwc": "channels_last"}
@@ -34,6 +37,10 @@ DEMO = [
     Case("batch_norm", (16, 64, 28, 28), running=True),
     Case("batch_norm", (16, 64, 28, 28), "channels_last", running=True),
     Case("layer_norm2d", (8, 96, 28, 28), eps=1e-6),
+    Case("switchable_norm", (8, 64, 28, 28), running=True),
+    Case("group_norm", (4, 320, 32, 32), groups=32, activation="silu"),
+    Case("layer_norm", (8, 256, 1024), modulate=True),
+    Case("rms_norm", (2048, 1024), residual=True, eps=1e-6),
 ]
 
 
@@ -41,14 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch, as one core in every memory layout.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("demo", help="run every norm here, verified and timed beside torch").set_defaults(run=_demo)
+    demo = commands.add_parser("demo", help="run every norm here, verified and timed beside torch, and draw what they average over")
+    demo.add_argument("--picture", type=Path, default=Path("norms.png"), help="where to save the picture (norms.png)")
+    demo.set_defaults(run=_demo)
     commands.add_parser("doctor", help="versions, devices, and what each norm would run on").set_defaults(run=_doctor)
     _add_verify(commands.add_parser("verify", help="the whole case list against both oracles; run this on new hardware"))
     _add_run(commands.add_parser("run", help="one problem of your choice"))
     args = parser.parse_args(argv)
     try:
         return args.run(args)
-    except (RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError, NotImplementedError) as error:
+    except (OSError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError, NotImplementedError) as error:
         print(f"onepass: {error}", file=sys.stderr)
         return 2
 
@@ -73,6 +82,12 @@ def _table(rows: list[list[str]]) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _title(case: Case) -> str:
+    """The function, with the extras it is called with."""
+    extras = [word for word, there in (("modulate", case.modulate), (case.activation, case.activation)) if there]
+    return " + ".join([f"add_{case.op}" if case.residual else case.op, *extras])
 
 
 def _layout(case: Case) -> str:
@@ -106,19 +121,27 @@ def _demo(args: argparse.Namespace) -> int:
         )
         rows.append(
             [
-                *(case.op, "×".join(map(str, case.shape)), _layout(case), case.init, f"{plans.forward} | {plans.backward}"),
+                *(_title(case), "×".join(map(str, case.shape)), _layout(case), case.init, f"{plans.forward} | {plans.backward}"),
                 *(f"{ours.forward:.2g}", f"{torchs.forward:.2g}", *(_milliseconds(t.median) for t in speed)),
             ]
         )
     print(_table(rows))
     print("\nplan: forward | backward. aten: torch's own kernel, where it keeps the error budget; formula: ours, where it does not.")
     print("every result of onepass, gradients included, is within the budget" if within else "FAILED: an error exceeds the budget")
+    _draw(args.picture)
     return 0 if within else 1
 
 
-def _doctor(args: argparse.Namespace) -> int:
-    from importlib.util import find_spec
+def _draw(path: Path) -> None:
+    if find_spec("matplotlib") is None:
+        print("no picture: it needs matplotlib, `pip install onepass[demo]`")
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.draw(path)
+    print(f"which elements each norm averages over: {path}")
 
+
+def _doctor(args: argparse.Namespace) -> int:
     triton = "found" if find_spec("triton") else "not installed; needed only by GPU kernels"
     print(f"onepass {__version__}\npython  {platform.python_version()} on {platform.machine()}")
     print(f"torch   {torch.__version__}\ntriton  {triton}")
@@ -133,17 +156,24 @@ def _doctor(args: argparse.Namespace) -> int:
                 trouble = _trouble(case, name)
                 broken += bool(trouble)
                 if trouble:
-                    print(f"  {op:14}{_layout(case):6}{trouble}")
+                    print(f"  {op:16}{_layout(case):6}{trouble}")
                     continue
                 operands = cases.make(case, device=name)
                 plans = explain(cases.by_onepass, case, operands)
-                print(f"  {op:14}{_layout(case):6}ok  route {ops.route(*operands[:3])}", end="; ")
+                print(f"  {op:16}{_layout(case):6}ok  route {ops.route(*operands[:3])}", end="; ")
                 print(f"{plans.forward}, backward {plans.backward}")
                 for plan in (plans.forward, plans.backward):
                     for family, reasons in plan.why_not:
                         print(f"      {plan.direction} not {family}: {'; '.join(reasons)}")
     print("\nAll well." if not broken else f"\nBROKEN: {broken} checks failed; please report this with the output of `onepass verify`.")
     return 1 if broken else 0
+
+
+class _Seen(TorchDispatchMode):
+    """Any dispatch mode sends calls through the registered op."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 def _trouble(case: Case, name: str) -> str:
@@ -153,11 +183,11 @@ def _trouble(case: Case, name: str) -> str:
         dy = cases.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
-        y = torch.ops.onepass.norm(operands.x, operands.weight, operands.bias, None, None, *cases.spec_of(case).pack(), False)[0]
-        by_op = oracle.worst(oracle.Outcome(y, None, None), exact.value, exact.allowed)
+        with _Seen():
+            by_op = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
     except Exception as error:
         return f"FAILED ({type(error).__name__}: {error}) "
-    error = max(worst.forward, worst.backward or 0, by_op.forward)
+    error = max(worst.forward, worst.backward or 0, by_op.forward, by_op.backward or 0)
     return "" if error <= 1 else f"FAILED (error {error:.2g} of the budget) "
 
 
@@ -235,6 +265,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--running", action="store_true", help="batch_norm, instance_norm: update running statistics")
     parser.add_argument("--evaluate", action="store_true", help="batch_norm, instance_norm: use running statistics")
     parser.add_argument("--momentum", type=float, default=0.1)
+    parser.add_argument("--activation", default="", choices=ACTIVATIONS, help="applied last")
+    parser.add_argument("--modulate", action="store_true", help="with a scale and shift per sample")
+    parser.add_argument("--residual", action="store_true", help="layer_norm, rms_norm, group_norm: add a residual first")
+    parser.add_argument("--offset", type=float, default=0.0, help="layer_norm, rms_norm: weight_offset")
+    parser.add_argument("--granularity", default="element", choices=GRANULARITIES, help="layer_norm: what its parameters belong to")
+    parser.add_argument("--last", action="store_true", help="group, instance, batch and switchable norm: channels last, (N, *, C)")
+    parser.add_argument("--no-bn", dest="using_bn", action="store_false", help="switchable_norm: without BatchNorm")
     parser.add_argument("--dtype", default="float32", choices=[_dtype(d) for d in verify.DTYPES])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)

@@ -23,6 +23,7 @@ FORWARD, BACKWARD = "forward", "backward"
 @dataclass(frozen=True)
 class Family:
     name: str
+    what: str  # in words
     module: str  # relative to onepass
     unsupported: Callable[[NormProblem, Device, str], list[str]]
     variant: Callable[[NormProblem], str] = lambda problem: ""
@@ -98,7 +99,7 @@ def _reference(problem: NormProblem, device: Device, direction: str) -> list[str
 
 # In order of preference; a cost model replaces the order once families compete.
 FAMILIES = (
-    Family("aten", "cpu.aten", _aten, aten_variant),  # torch's own kernel on the view
-    Family("formula", "cpu.formula", _formula),  # our formula on the view, block by block
-    Family("reference", "cpu.definition", _reference),  # the definition on logical axes
+    Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, aten_variant),
+    Family("formula", "reduce, combine and apply by torch operations on the view, block by block", "cpu.formula", _formula),
+    Family("reference", "the definition on logical axes", "cpu.definition", _reference),
 )

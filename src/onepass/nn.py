@@ -129,6 +129,10 @@ class _Channels(_Extended):
     channel_dim: int = 1
     _extras = ("activation", "channel_dim")
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check.either_end(kwargs.get("channel_dim", 1))
+        super().__init__(*args, **kwargs)
+
     def _keywords(self, modulate: Modulation | None) -> dict[str, Any]:
         return {"channel_dim": self.channel_dim, "activation": self.activation, "modulate": modulate}
 
