@@ -110,7 +110,7 @@ class Explanation:
             for title, named, index in zip(("parameter", "modulated"), operands, (p.param, p.modulation)):
                 words = " and ".join(f"{name} ({_name(dtype)})" for name, dtype in named if dtype)
                 if words or title == "parameter":
-                    parts.append((title, f"{words or 'none'}; the element at (o, r, s, t) uses number {index}"))
+                    parts.append((title, f"{words or 'none given'}; the element at (o, r, s, t) uses number {index}"))
         parts.append(("result", _formula(p)))
         for chosen in (self.forward, self.backward):
             what = next(family.what for family in FAMILIES if family.name == chosen.family)
