@@ -63,7 +63,7 @@ MUTATIONS = [
     Mutation("a mixture's gradient without its means", "moments.py", " + 2 * shared * (self.sets.mean - self.means[i])", "", MIXED),
     Mutation("last channels taken for the first", "cpu/aten.py", "problem.shape[:2] == sizes[:2]", "problem.shape[1:2] == sizes[1:2]",
              "tests/test_numerics.py -k every_case and last and evaluation"),
-    Mutation("out copied before it is checked", "functional.py", "        check.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
+    Mutation("out copied before it is checked", "functional.py", "        check_extras.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
              "tests/test_extras.py -k out"),
 ]  # fmt: skip
 

@@ -13,8 +13,9 @@ SOURCE = Path(onepass.__file__).parent
 # Each room, and the rooms it may import from. What is not listed imports nothing of ours.
 ARROWS = {
     "__init__": {"functional", "nn", "plan"},
-    "nn": {"functional", "check"},
-    "functional": {"check", "ops", "reference", "problem", "spec", "moments"},
+    "nn": {"functional", "check", "check_extras"},
+    "functional": {"check", "check_extras", "ops", "reference", "problem", "spec", "moments"},
+    "check_extras": {"check", "spec"},
     "check": {"spec"},
     "ops": {"plan", "families", "device", "reference", "problem", "spec"},
     "plan": {"families", "device", "problem"},

@@ -1,4 +1,4 @@
-"""Every validation of what users pass, and its message.
+"""Every validation of what users pass to a norm, and its message. (What the extras take is in `check_extras.py`.)
 
 A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the
 likely fix. Nothing is touched before its checks have passed.
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .spec import ACTIVATIONS, GRANULARITIES
+from .spec import GRANULARITIES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
@@ -30,27 +30,27 @@ Named = tuple[str, Tensor | None]
 def layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, granularity: str = "element"
 ) -> None:
-    _float(x, "LayerNormKernelImpl")
+    floating(x, "LayerNormKernelImpl")
     _trailing(x, normalized_shape, "*, ")
     params = ("weight", weight), ("bias", bias)
-    _are_tensors(*params)
+    are_tensors(*params)
     if granularity == "element":
         _shaped_like(normalized_shape, *params)
     else:
         _granular(granularity, normalized_shape, *params)
-    _together(x, *params)
+    together(x, *params)
 
 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
-    _float(x, "rms_norm")
+    floating(x, "rms_norm")
     _trailing(x, normalized_shape, "*")
-    _are_tensors(("weight", weight))
+    are_tensors(("weight", weight))
     _shaped_like(normalized_shape, ("weight", weight))
-    _one_device(x, ("weight", weight))
+    one_device(x, ("weight", weight))
 
 
 def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, channel_dim: int = 1) -> None:
-    _float(x, "GroupNormKernelImpl")
+    floating(x, "GroupNormKernelImpl")
     if x.dim() < 2:
         raise RuntimeError(
             f"Expected at least 2 dimensions for input tensor but received {x.dim()}; group_norm takes (N, C, *), "
@@ -71,32 +71,32 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     sizes = [x.shape[0] * channels // num_groups, num_groups, *_positions(x, channel_dim)]
     _more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
     params = ("weight", weight), ("bias", bias)
-    _are_tensors(*params)
+    are_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (channels,):
             raise RuntimeError(
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
                 f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]{_moved(x, param, channel_dim)}"
             )
-    _together(x, *params)
+    together(x, *params)
 
 
 def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    _float(x, "LayerNormKernelImpl")
+    floating(x, "LayerNormKernelImpl")
     if x.dim() != 4:
         raise RuntimeError(
             f"expected 4D input (got {x.dim()}D input); layer_norm2d takes (N, C, H, W), input has shape {list(x.shape)}: "
             "for (N, L, C) use layer_norm"
         )
     params = ("weight", weight), ("bias", bias)
-    _are_tensors(*params)
+    are_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (x.shape[1],):
             raise RuntimeError(
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
                 f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{_moved(x, param)}"
             )
-    _together(x, *params)
+    together(x, *params)
 
 
 def num_channels(x: Tensor, channels: int) -> None:
@@ -122,7 +122,7 @@ def instance_norm(
             "element has no variance: pass use_input_stats=False with running statistics, or use group_norm or layer_norm"
         )
     _at_least_2d(x)
-    _float(x, "batch_norm")
+    floating(x, "batch_norm")
     running = ("running_mean", running_mean), ("running_var", running_var)
     if not use_input_stats and (running_mean is None or running_var is None):
         raise RuntimeError(
@@ -132,11 +132,11 @@ def instance_norm(
         )
     _both_or_neither(*running)
     params = ("weight", weight), ("bias", bias)
-    _are_tensors(*params)
+    are_tensors(*params)
     for named in (*params, *running):
         _per_channel(x, named, x.shape[0], channel_dim)
-    _together(x, *params)
-    _together(x, *running)
+    together(x, *params)
+    together(x, *running)
 
 
 def batch_norm(
@@ -195,8 +195,8 @@ def switchable_norm(
     else:
         _channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
     logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
-    _are_tensors(*logits)
-    _one_device(x, *logits)
+    are_tensors(*logits)
+    one_device(x, *logits)
     norms = ["InstanceNorm", "LayerNorm", "BatchNorm"][: 3 if using_bn else 2]
     for name, logit in logits:
         if logit is None or not (logit.shape == (len(norms),) or (x.dim() == 2 and logit.shape == (len(norms) - 1,))):
@@ -204,150 +204,6 @@ def switchable_norm(
                 f"Expected {name} to have {len(norms)} elements, for {', '.join(norms)}, but got "
                 f"{'None' if logit is None else list(logit.shape)}; using_bn={using_bn}: start from torch.ones({len(norms)})"
             )
-
-
-def activation(name: str | None) -> str:
-    """The name as the spec knows it."""
-    known = {None: "", "swish": "silu", **{name: name for name in ACTIVATIONS}}
-    if name not in known:
-        raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
-    return known[name]
-
-
-def weight_offset(weight: Tensor | None, offset: float) -> None:
-    if offset and weight is None:
-        raise ValueError(f"weight_offset={offset} was given without a weight to add it to; pass weight, or leave weight_offset at 0")
-
-
-def channel_dim(x: Tensor, dim: int) -> int:
-    """1, or -1 where the channels are last."""
-    found = whole("norm", "channel_dim", dim)
-    found = found + x.dim() if found < 0 else found
-    if found == 1 or x.dim() < 2:
-        return 1
-    if found != x.dim() - 1:
-        raise ValueError(
-            f"channel_dim={dim} of input of shape {list(x.shape)} is neither 1, for (N, C, *), nor -1, for (N, *, C): "
-            f"move the channels with input.movedim({dim}, 1)"
-        )
-    return -1
-
-
-def either_end(channel_dim: int) -> None:
-    """The channel_dim of a module, which has not seen an input yet."""
-    if channel_dim not in (1, -1):
-        raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
-
-
-def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """scale and shift, each (N, C)."""
-    if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
-        raise TypeError(f"modulate must be a pair (scale, shift), not {type(modulate).__name__}; pass modulate=(scale, shift)")
-    scale, shift = modulate
-    named = ("modulate's scale", scale), ("modulate's shift", shift)
-    _are_tensors(*named)
-    _one_device(x, *named)
-    position = channel_dim + x.dim() if channel_dim < 0 else channel_dim
-    if not 0 < position < x.dim():
-        raise RuntimeError(
-            f"modulate has a scale and shift per sample, and input of shape {list(x.shape)} has no sample dimension before its channels: "
-            "add one with input.unsqueeze(0)"
-        )
-    expected = (x.shape[0], x.shape[position])
-    for name, t in named:
-        if t is None:
-            continue
-        if tuple(t.shape) != expected:
-            same = "; its dimensions of one are not needed" if [n for n in t.shape if n != 1] == [n for n in expected if n != 1] else ""
-            raise RuntimeError(
-                f"Expected {name} to have shape {list(expected)}, one per sample and channel of input of shape {list(x.shape)}, but got "
-                f"{list(t.shape)}{same}: reshape it with .reshape{expected}"
-            )
-        if t.dtype not in FLOATS or (t.dtype == torch.float64 and x.dtype != torch.float64):
-            raise RuntimeError(f"{name} has dtype {t.dtype} and input {x.dtype}; convert it with .to({x.dtype})")
-    return scale, shift
-
-
-def residual(x: Tensor, residual: Any) -> None:
-    if not isinstance(residual, Tensor):
-        raise TypeError(f"argument 'residual' must be Tensor, not {type(residual).__name__}; convert it with torch.as_tensor")
-    _float(x, "add_norm")
-    _float(residual, "add_norm", "residual")
-    _one_device(x, ("residual", residual))
-    if residual.shape != x.shape:
-        raise RuntimeError(
-            f"Expected residual to have the shape of input, {list(x.shape)}, but got {list(residual.shape)}; expand it with "
-            "residual.expand_as(input) where its values repeat"
-        )
-
-
-def no_gradient(*operands: Tensor | None) -> None:
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        raise RuntimeError(
-            "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.; call it "
-            "under torch.no_grad(), or without out"
-        )
-
-
-def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
-    no_gradient(out, x, *others)
-    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-        raise RuntimeError(
-            f"Expected out tensor of shape {list(x.shape)}, dtype {x.dtype} on {x.device}, but got shape {list(out.shape)}, dtype "
-            f"{out.dtype} on {out.device}; allocate it with torch.empty_like(input)"
-        )
-    if torch.compiler.is_compiling() or type(out) is not Tensor or out.is_meta:
-        return  # no memory to look at
-    if torch._debug_has_internal_overlap(out) == 1:  # pyright: ignore[reportPrivateImportUsage]
-        raise RuntimeError(
-            f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
-            f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
-        )
-    for t in (x, *others):
-        if t is not None and _overlap(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()):
-            what = "input without being it" if t is x else "another argument"
-            raise RuntimeError(
-                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
-                f"shares memory with {what}: pass input itself, or memory of its own"
-            )
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the spans of memory from first to last element meet."""
-    if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
-        return False
-    (first, last), (begin, end) = (
-        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()) for t in (a, b)
-    )
-    return first < end and begin < last
-
-
-def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
-    """The sizes of the plain operator, against each tensor."""
-    for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
-        if size < (name == "hidden_size"):
-            raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")
-    for name, t in (("input", x), ("out", out)):
-        if t.numel() != num_tokens * hidden_size:
-            raise RuntimeError(
-                f"Expected {name} to hold num_tokens·hidden_size = {num_tokens}·{hidden_size} = {num_tokens * hidden_size} elements, but "
-                f"got shape {list(t.shape)}, {t.numel()} elements"
-            )
-        if not t.is_contiguous():
-            raise RuntimeError(
-                f"Expected {name} to be contiguous, rows of hidden_size={hidden_size} elements one after another, but got strides "
-                f"{list(t.stride())} for shape {list(t.shape)}; pass {name}.contiguous(), or call layer_norm, which takes any strides"
-            )
-    if out.dtype != x.dtype or out.device != x.device:
-        raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device} as input, but got {out.dtype} on {out.device}")
-    for name, t in (("gamma", gamma), ("beta", beta)):
-        if t is not None and t.numel() != hidden_size:
-            raise RuntimeError(
-                f"Expected {name} to hold hidden_size={hidden_size} elements, but got shape {list(t.shape)}, {t.numel()} elements"
-            )
-    _together(x, ("gamma", gamma), ("beta", beta))
 
 
 def tensor(x: Any) -> None:
@@ -376,7 +232,7 @@ def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
         ) from None
 
 
-def _float(x: Tensor, kernel: str, name: str = "input") -> None:
+def floating(x: Tensor, kernel: str, name: str = "input") -> None:
     if x.layout != torch.strided:
         raise NotImplementedError(
             f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(), or '
@@ -441,11 +297,11 @@ def _granular(granularity: str, normalized_shape: Sequence[int], *params: Named)
 
 def _channelwise(x: Tensor, channel_dim: int, *params: Named) -> None:
     """Parameters with a value per channel."""
-    _are_tensors(*params)
+    are_tensors(*params)
     for named in params:
         _per_channel(x, named, 1, channel_dim)
-    _float(x, "batch_norm")
-    _together(x, *params)
+    floating(x, "batch_norm")
+    together(x, *params)
 
 
 def _positions(x: Tensor, channel_dim: int) -> Sequence[int]:
@@ -453,9 +309,9 @@ def _positions(x: Tensor, channel_dim: int) -> Sequence[int]:
     return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
 
 
-def _together(x: Tensor, *params: Named) -> None:
+def together(x: Tensor, *params: Named) -> None:
     """Parameters share x's device, and one dtype: x's, or float32 beside a half type."""
-    _one_device(x, *params)
+    one_device(x, *params)
     named = [(name, param) for name, param in params if param is not None]
     if not named or all(param.dtype == x.dtype for _, param in named):
         return
@@ -477,13 +333,13 @@ def _together(x: Tensor, *params: Named) -> None:
     )
 
 
-def _are_tensors(*params: Named) -> None:
+def are_tensors(*params: Named) -> None:
     for name, param in params:
         if param is not None and not isinstance(param, Tensor):
             raise TypeError(f"argument '{name}' must be Tensor, not {type(param).__name__}; convert it with torch.as_tensor")
 
 
-def _one_device(x: Tensor, *params: Named) -> None:
+def one_device(x: Tensor, *params: Named) -> None:
     for name, param in params:
         if param is not None and param.device != x.device:
             raise RuntimeError(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from . import check, ops, spec
+from . import check, check_extras, ops, spec
 from .moments import Mix, Moments, together
 from .problem import Extras, accumulator
 from .reference import Result
@@ -75,8 +75,8 @@ def layer_norm(
 
 def _layer_norm(x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated):
     check.layer_norm(x, normalized_shape, weight, bias, granularity)
-    check.weight_offset(weight, weight_offset)
-    clauses = {"weight_offset": weight_offset, "activation": check.activation(activation)}
+    check_extras.weight_offset(weight, weight_offset)
+    clauses = {"weight_offset": weight_offset, "activation": check_extras.activation(activation)}
     return spec.layer_norm(len(normalized_shape), eps, granularity, modulated, **clauses)
 
 
@@ -107,10 +107,10 @@ def rms_norm(
 
 def _rms_norm(x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated):
     check.rms_norm(x, normalized_shape, weight)
-    check.weight_offset(weight, weight_offset)
+    check_extras.weight_offset(weight, weight_offset)
     if eps is None:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    clauses = {"weight_offset": weight_offset, "activation": check.activation(activation)}
+    clauses = {"weight_offset": weight_offset, "activation": check_extras.activation(activation)}
     return spec.rms_norm(len(normalized_shape), eps, modulated, **clauses)
 
 
@@ -138,7 +138,7 @@ def group_norm(
     if type(num_groups) is not int:
         num_groups = check.whole("group_norm", "num_groups", num_groups)
     if channel_dim != 1:
-        channel_dim = check.channel_dim(input, channel_dim)
+        channel_dim = check_extras.channel_dim(input, channel_dim)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     args = num_groups, eps, channel_dim, activation, modulate is not None
@@ -149,7 +149,7 @@ def group_norm(
 
 def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated):
     check.group_norm(x, num_groups, weight, bias, channel_dim)
-    return spec.group_norm(num_groups, eps, channel_dim, modulated, activation=check.activation(activation))
+    return spec.group_norm(num_groups, eps, channel_dim, modulated, activation=check_extras.activation(activation))
 
 
 def layer_norm2d(
@@ -179,7 +179,7 @@ def layer_norm2d(
 
 def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated):
     check.layer_norm2d(x, weight, bias)
-    return spec.layer_norm2d(eps, modulated, activation=check.activation(activation))
+    return spec.layer_norm2d(eps, modulated, activation=check_extras.activation(activation))
 
 
 def instance_norm(
@@ -208,7 +208,7 @@ def instance_norm(
     if type(input) is not Tensor and _overridden(input):
         return _defer(instance_norm, locals())
     if channel_dim != 1:
-        channel_dim = check.channel_dim(input, channel_dim)
+        channel_dim = check_extras.channel_dim(input, channel_dim)
     check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, channel_dim)
     args, extras = (eps, channel_dim, activation, modulate is not None), _modulation(input, modulate, channel_dim)
     if not use_input_stats:
@@ -224,7 +224,7 @@ def instance_norm(
 
 
 def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
-    return spec.instance_norm(eps, channel_dim, modulated, activation=check.activation(activation))
+    return spec.instance_norm(eps, channel_dim, modulated, activation=check_extras.activation(activation))
 
 
 def batch_norm(
@@ -254,7 +254,7 @@ def batch_norm(
     if type(input) is not Tensor and _overridden(input):
         return _defer(batch_norm, locals())
     if channel_dim != 1:
-        channel_dim = check.channel_dim(input, channel_dim)
+        channel_dim = check_extras.channel_dim(input, channel_dim)
     check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
@@ -271,7 +271,7 @@ def batch_norm(
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
-    return spec.batch_norm(eps, channel_dim, modulated, activation=check.activation(activation))
+    return spec.batch_norm(eps, channel_dim, modulated, activation=check_extras.activation(activation))
 
 
 def switchable_norm(
@@ -304,7 +304,7 @@ def switchable_norm(
     if type(input) is not Tensor and _overridden(input):
         return _defer(switchable_norm, locals())
     if channel_dim != 1:
-        channel_dim = check.channel_dim(input, channel_dim)
+        channel_dim = check_extras.channel_dim(input, channel_dim)
     running = running_mean, running_var
     check.switchable_norm(input, mean_weight, var_weight, *running, weight, bias, training, momentum, eps, using_bn, channel_dim)
     norms = ["-", "c", "n"][input.dim() == 2 : 3 if using_bn else 2]
@@ -330,7 +330,7 @@ def switchable_norm(
 
 
 def _switchable_norm(x: Tensor, weight, bias, mix: str, eps: float, channel_dim: int, activation, modulated):
-    return spec.switchable_norm(mix, eps, channel_dim, modulated, activation=check.activation(activation))
+    return spec.switchable_norm(mix, eps, channel_dim, modulated, activation=check_extras.activation(activation))
 
 
 def add_layer_norm(
@@ -352,7 +352,7 @@ def add_layer_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_layer_norm, locals())
-    check.residual(input, residual)
+    check_extras.residual(input, residual)
     if _autocasts(input):  # the sum keeps its dtype, the norm is taken in float32
         total = input + residual
         extras = {"activation": activation, "modulate": modulate, "weight_offset": weight_offset, "granularity": granularity}
@@ -379,7 +379,7 @@ def add_rms_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_rms_norm, locals())
-    check.residual(input, residual)
+    check_extras.residual(input, residual)
     shape = check.shape_of("add_rms_norm", normalized_shape)
     args = shape, eps, weight_offset, activation, modulate is not None
     return _added(_rms_norm, args, input, residual, weight, None, _modulation(input, modulate, -len(shape)))
@@ -403,9 +403,9 @@ def add_group_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_group_norm, locals())
-    check.residual(input, residual)
+    check_extras.residual(input, residual)
     if channel_dim != 1:
-        channel_dim = check.channel_dim(input, channel_dim)
+        channel_dim = check_extras.channel_dim(input, channel_dim)
     if _autocasts(input):  # the sum keeps its dtype, the norm is taken in float32
         total = input + residual
         extras = {"channel_dim": channel_dim, "activation": activation, "modulate": modulate}
@@ -431,7 +431,7 @@ def layer_norm_out(
     Example: `layer_norm_out(torch.empty(8, 64), torch.randn(8, 64), torch.ones(64), torch.zeros(64), 8, 64)`
     """
     operands = out, input, gamma, beta
-    check.no_gradient(*operands)
+    check_extras.no_gradient(*operands)
     run = torch.ops.onepass.layer_norm_out if ops.route(*operands) is not ops.DIRECT else _rows_into
     run(*operands, num_tokens, hidden_size, epsilon)
     return out
@@ -440,7 +440,7 @@ def layer_norm_out(
 def _rows_into(
     out: Tensor, input: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int, epsilon: float
 ) -> None:
-    check.rows(out, input, gamma, beta, num_tokens, hidden_size)
+    check_extras.rows(out, input, gamma, beta, num_tokens, hidden_size)
     gamma, beta = (None if param is None else param.reshape(hidden_size) for param in (gamma, beta))
     layer_norm(input.view(num_tokens, hidden_size), (hidden_size,), gamma, beta, epsilon, out=out.view(num_tokens, hidden_size))
 
@@ -450,7 +450,7 @@ _layer_norm_out_op = torch.library.custom_op("onepass::layer_norm_out", _rows_in
 
 @_layer_norm_out_op.register_fake
 def _(out, input, gamma, beta, num_tokens, hidden_size, epsilon) -> None:
-    check.rows(out, input, gamma, beta, num_tokens, hidden_size)
+    check_extras.rows(out, input, gamma, beta, num_tokens, hidden_size)
 
 
 def _overridden(input: Any) -> bool:
@@ -466,7 +466,7 @@ def _defer(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def _modulation(input: Tensor, modulate: Modulation | None, channel_dim: int) -> Extras:
-    return Extras(None, *((None, None) if modulate is None else check.modulation(input, modulate, channel_dim)))
+    return Extras(None, *((None, None) if modulate is None else check_extras.modulation(input, modulate, channel_dim)))
 
 
 def _run(
@@ -483,7 +483,7 @@ def _run(
 ) -> Result:
     """The call with everything; `running` statistics are used if they are `given`."""
     if out is not None:
-        check.out(out, input, weight, bias, *running, *extras)
+        check_extras.out(out, input, weight, bias, *running, *extras)
     result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track)
     return result if out is None else result._replace(y=out.copy_(result.y))
 

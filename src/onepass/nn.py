@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import check
+from . import check, check_extras
 from . import functional as F
 from .functional import Modulation
 
@@ -28,7 +28,7 @@ class _Extended(nn.Module):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         extras = {name: kwargs.pop(name) for name in self._extras if name in kwargs}
-        check.activation(extras.get("activation"))
+        check_extras.activation(extras.get("activation"))
         super().__init__(*args, **kwargs)
         for name, value in extras.items():
             setattr(self, name, value)
@@ -46,7 +46,7 @@ class _Offset(_Extended):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        check.weight_offset(self.weight, self.weight_offset)  # pyright: ignore[reportArgumentType]
+        check_extras.weight_offset(self.weight, self.weight_offset)  # pyright: ignore[reportArgumentType]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,7 +130,7 @@ class _Channels(_Extended):
     _extras = ("activation", "channel_dim")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check.either_end(kwargs.get("channel_dim", 1))
+        check_extras.either_end(kwargs.get("channel_dim", 1))
         super().__init__(*args, **kwargs)
 
     def _keywords(self, modulate: Modulation | None) -> dict[str, Any]:

@@ -9,7 +9,8 @@ transforms, the double backward, and what runs where no four-axis view of the me
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,11 +80,18 @@ def _silu_gradient(dy: Tensor, z: Tensor) -> Tensor:
     return dy * sigmoid * (1 + z * (1 - sigmoid))
 
 
-_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
-    "silu": (F.silu, _silu_gradient),
-    "relu": (F.relu, lambda dy, z: _aten.threshold_backward(dy, z, 0)),
-    "gelu": (F.gelu, _aten.gelu_backward),
-    "gelu_tanh": (lambda z: F.gelu(z, approximate="tanh"), lambda dy, z: _aten.gelu_backward(dy, z, approximate="tanh")),
+class _Activation(NamedTuple):
+    apply: Callable[[Tensor], Tensor]
+    into: Callable[..., Tensor]  # the same with out=
+    gradient: Callable[[Tensor, Tensor], Tensor]  # of dy and z
+
+
+_TANH: Any = {"approximate": "tanh"}
+_ACTIVATIONS = {
+    "silu": _Activation(F.silu, _aten.silu.out, _silu_gradient),
+    "relu": _Activation(F.relu, _aten.relu.out, lambda dy, z: _aten.threshold_backward(dy, z, 0)),
+    "gelu": _Activation(F.gelu, _aten.gelu.out, _aten.gelu_backward),
+    "gelu_tanh": _Activation(partial(F.gelu, **_TANH), partial(_aten.gelu.out, **_TANH), partial(_aten.gelu_backward, **_TANH)),
 }
 
 
@@ -96,11 +104,18 @@ class Tail(NamedTuple):
 
     def __call__(self, u: Tensor) -> Tensor:
         z = affine(u, self.gain, self.shift)
-        return _ACTIVATIONS[self.activation][0](z) if self.activation else z
+        return _ACTIVATIONS[self.activation].apply(z) if self.activation else z
+
+    def into(self, y: Tensor, u: Tensor) -> None:
+        """Leave the result in y, where no gradient is needed: a pass less if y has u's dtype."""
+        if self.activation and y.dtype == u.dtype:
+            _ACTIVATIONS[self.activation].into(affine(u, self.gain, self.shift), out=y)
+        else:
+            y.copy_(self(u))
 
     def back(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of z = u·gain + shift, which is taken from u again, and of u. (32), (33)"""
-        dz = _ACTIVATIONS[self.activation][1](dy, affine(u, self.gain, self.shift)) if self.activation else dy
+        dz = _ACTIVATIONS[self.activation].gradient(dy, affine(u, self.gain, self.shift)) if self.activation else dy
         return dz, affine(dz, self.gain, None)
 
 

@@ -131,7 +131,7 @@ def forward(plan: Plan, problem: NormProblem):
         result, extras = affine(*operands[:5]), operands[5] if len(operands) > 5 else NONE
         axes = Axes(problem.spec, result.y)
         y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
-        y.view(axes.shape).copy_(axes.tail(extras)(axes.x(result.y)))
+        axes.tail(extras).into(y.view(axes.shape), axes.x(result.y))
         return result._replace(y=y)
 
     return with_tail if problem.tail else affine

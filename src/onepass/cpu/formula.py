@@ -187,7 +187,7 @@ def forward(plan: Plan, problem: NormProblem):
             for part in parts:
                 x_ = _at(x_all, part).to(frame.acc)
                 u = frame.apply(x_, _maybe(mean, part), _at(rstd, part), _maybe(w_all, part), _maybe(b_all, part))
-                _at(y_all, part).copy_(_tail_at(tail_all, part)(u))
+                _tail_at(tail_all, part).into(_at(y_all, part), u)
 
         if problem.given:
             rstd_all = torch.rsqrt(var_all + spec.eps)

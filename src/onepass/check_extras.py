@@ -1,0 +1,158 @@
+"""Every validation of the extras: activation, modulation, residual, out, channel_dim, and the plain operator.
+
+Messages as in `check.py`: torch's phrase where torch has one, then what was found, what was expected and the likely fix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .check import FLOATS, are_tensors, floating, one_device, together, whole
+from .spec import ACTIVATIONS
+
+
+def activation(name: str | None) -> str:
+    """The name as the spec knows it."""
+    known = {None: "", "swish": "silu", **{name: name for name in ACTIVATIONS}}
+    if name not in known:
+        raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
+    return known[name]
+
+
+def weight_offset(weight: Tensor | None, offset: float) -> None:
+    if offset and weight is None:
+        raise ValueError(f"weight_offset={offset} was given without a weight to add it to; pass weight, or leave weight_offset at 0")
+
+
+def channel_dim(x: Tensor, dim: int) -> int:
+    """1, or -1 where the channels are last."""
+    found = whole("norm", "channel_dim", dim)
+    found = found + x.dim() if found < 0 else found
+    if found == 1 or x.dim() < 2:
+        return 1
+    if found != x.dim() - 1:
+        raise ValueError(
+            f"channel_dim={dim} of input of shape {list(x.shape)} is neither 1, for (N, C, *), nor -1, for (N, *, C): "
+            f"move the channels with input.movedim({dim}, 1)"
+        )
+    return -1
+
+
+def either_end(channel_dim: int) -> None:
+    """The channel_dim of a module, which has not seen an input yet."""
+    if channel_dim not in (1, -1):
+        raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
+
+
+def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """scale and shift, each (N, C)."""
+    if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
+        raise TypeError(f"modulate must be a pair (scale, shift), not {type(modulate).__name__}; pass modulate=(scale, shift)")
+    scale, shift = modulate
+    named = ("modulate's scale", scale), ("modulate's shift", shift)
+    are_tensors(*named)
+    one_device(x, *named)
+    position = channel_dim + x.dim() if channel_dim < 0 else channel_dim
+    if not 0 < position < x.dim():
+        raise RuntimeError(
+            f"modulate has a scale and shift per sample, and input of shape {list(x.shape)} has no sample dimension before its channels: "
+            "add one with input.unsqueeze(0)"
+        )
+    expected = (x.shape[0], x.shape[position])
+    for name, t in named:
+        if t is None:
+            continue
+        if tuple(t.shape) != expected:
+            same = "; its dimensions of one are not needed" if [n for n in t.shape if n != 1] == [n for n in expected if n != 1] else ""
+            raise RuntimeError(
+                f"Expected {name} to have shape {list(expected)}, one per sample and channel of input of shape {list(x.shape)}, but got "
+                f"{list(t.shape)}{same}: reshape it with .reshape{expected}"
+            )
+        if t.dtype not in FLOATS or (t.dtype == torch.float64 and x.dtype != torch.float64):
+            raise RuntimeError(f"{name} has dtype {t.dtype} and input {x.dtype}; convert it with .to({x.dtype})")
+    return scale, shift
+
+
+def residual(x: Tensor, residual: Any) -> None:
+    if not isinstance(residual, Tensor):
+        raise TypeError(f"argument 'residual' must be Tensor, not {type(residual).__name__}; convert it with torch.as_tensor")
+    floating(x, "add_norm")
+    floating(residual, "add_norm", "residual")
+    one_device(x, ("residual", residual))
+    if residual.shape != x.shape:
+        raise RuntimeError(
+            f"Expected residual to have the shape of input, {list(x.shape)}, but got {list(residual.shape)}; expand it with "
+            "residual.expand_as(input) where its values repeat"
+        )
+
+
+def no_gradient(*operands: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        raise RuntimeError(
+            "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.; call it "
+            "under torch.no_grad(), or without out"
+        )
+
+
+def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
+    no_gradient(out, x, *others)
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+        raise RuntimeError(
+            f"Expected out tensor of shape {list(x.shape)}, dtype {x.dtype} on {x.device}, but got shape {list(out.shape)}, dtype "
+            f"{out.dtype} on {out.device}; allocate it with torch.empty_like(input)"
+        )
+    if torch.compiler.is_compiling() or type(out) is not Tensor or out.is_meta:
+        return  # no memory to look at
+    if torch._debug_has_internal_overlap(out) == 1:  # pyright: ignore[reportPrivateImportUsage]
+        raise RuntimeError(
+            f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
+            f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
+        )
+    for t in (x, *others):
+        if t is not None and _overlap(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()):
+            what = "input without being it" if t is x else "another argument"
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
+                f"shares memory with {what}: pass input itself, or memory of its own"
+            )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the spans of memory from first to last element meet."""
+    if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
+        return False
+    (first, last), (begin, end) = (
+        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()) for t in (a, b)
+    )
+    return first < end and begin < last
+
+
+def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
+    """The sizes of the plain operator, against each tensor."""
+    for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
+        if size < (name == "hidden_size"):
+            raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")
+    for name, t in (("input", x), ("out", out)):
+        if t.numel() != num_tokens * hidden_size:
+            raise RuntimeError(
+                f"Expected {name} to hold num_tokens·hidden_size = {num_tokens}·{hidden_size} = {num_tokens * hidden_size} elements, but "
+                f"got shape {list(t.shape)}, {t.numel()} elements"
+            )
+        if not t.is_contiguous():
+            raise RuntimeError(
+                f"Expected {name} to be contiguous, rows of hidden_size={hidden_size} elements one after another, but got strides "
+                f"{list(t.stride())} for shape {list(t.shape)}; pass {name}.contiguous(), or call layer_norm, which takes any strides"
+            )
+    if out.dtype != x.dtype or out.device != x.device:
+        raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device} as input, but got {out.dtype} on {out.device}")
+    for name, t in (("gamma", gamma), ("beta", beta)):
+        if t is not None and t.numel() != hidden_size:
+            raise RuntimeError(
+                f"Expected {name} to hold hidden_size={hidden_size} elements, but got shape {list(t.shape)}, {t.numel()} elements"
+            )
+    together(x, ("gamma", gamma), ("beta", beta))
