@@ -63,6 +63,9 @@ MUTATIONS = [
     Mutation("a mixture's gradient without its means", "moments.py", " + 2 * shared * (self.sets.mean - self.means[i])", "", MIXED),
     Mutation("last channels taken for the first", "cpu/aten.py", "problem.shape[:2] == sizes[:2]", "problem.shape[1:2] == sizes[1:2]",
              "tests/test_numerics.py -k every_case and last and evaluation"),
+    Mutation("an activation written where torch does not write", "reference.py", " and y.is_contiguous()", "", BLOCKS),
+    Mutation("statistics in the graph of a compiled call", "ops.py", "var.detach() if track else None", "var if track else None",
+             "tests/test_routes.py -k compiled_training"),
     Mutation("out copied before it is checked", "functional.py", "        check_extras.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
              "tests/test_extras.py -k out"),
 ]  # fmt: skip

@@ -100,6 +100,12 @@ def test_our_own(call, hint):
 
 N, MODULATED = R(2, 6), (R(2, 6), R(2, 6))
 ILLEGAL = {
+    "activation as a list": (lambda: O.layer_norm(X, (5,), activation=["silu"]), "activation=['silu'] is unknown"),
+    "offset as text": (lambda: O.rms_norm(X, (5,), R(5), weight_offset="1"), "argument 'weight_offset' must be float, not str"),
+    "three of two": (lambda: O.layer_norm(X, (5,), modulate=(N, N, N)), "modulate must be a pair (scale, shift), got 3 values"),
+    "modulate and another mistake": (lambda: O.layer_norm(X, (4,), modulate=(R(2, 4), None)), "pass normalized_shape=[5]"),
+    "channel_dim out of range": (lambda: O.group_norm(X, 2, channel_dim=7), "nor -1, for (N, *, C)"),
+    "logits of integers": (lambda: O.switchable_norm(X, torch.ones(3, dtype=torch.long), R(3), training=True), "mean_weight has dtype torch.int64"),
     "activation": (lambda: O.layer_norm(X, (5,), activation="tanh"), "activation='tanh' is unknown; expected silu, relu, gelu, gelu_tanh, swish or None"),
     "granularity": (lambda: O.layer_norm(X, (5,), granularity="pixel"), "granularity='pixel' is unknown; expected one of element, channel, global"),
     "a weight per element": (lambda: O.layer_norm(X, (6, 5), R(6, 5), granularity="channel"), "Expected weight to be of shape [6], one per channel"),
@@ -149,6 +155,34 @@ def test_extras_that_do_not_fit_leave_running_statistics_alone():
             with pytest.raises((RuntimeError, ValueError)):
                 call(**bad)
     assert not mean.any() and (var == 1).all()
+
+
+@pytest.mark.parametrize(
+    "running, momentum, message",
+    [
+        ((torch.zeros(6), torch.ones(1).expand(6)), 0.1, "running_var has strides"),
+        ((torch.zeros(6), torch.ones(6, requires_grad=True)), 0.1, "running_var requires grad"),
+        ((torch.zeros(6), torch.ones(6)), "0.1", "momentum='0.1'"),
+    ],
+)
+def test_running_statistics_that_cannot_be_updated(running, momentum, message):
+    out = torch.zeros(X.shape)
+    for call in (
+        lambda **k: O.batch_norm(X, *running, training=True, **k),
+        lambda **k: O.instance_norm(X, *running, **k),
+        lambda **k: O.switchable_norm(X, R(3), R(3), *running, training=True, **k),
+    ):
+        with pytest.raises((RuntimeError, TypeError), match=message), torch.enable_grad():
+            call(momentum=momentum, out=None if running[1].requires_grad else out)
+    assert not running[0].any() and not out.any()
+
+
+def test_running_statistics_under_vmap():
+    mean, var = torch.zeros(6), torch.ones(6)
+    for call in (lambda x: O.batch_norm(x, mean, var, training=True), lambda x: O.instance_norm(x, mean, var)):
+        with pytest.raises(RuntimeError, match="Batch norm got a batched tensor as input while"):
+            torch.vmap(call)(R(3, 2, 6, 5))
+    assert not mean.any()
 
 
 def test_nothing_is_touched():

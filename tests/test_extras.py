@@ -99,6 +99,61 @@ def test_a_promoted_sum(family):
     assert_close(dx, dresidual.bfloat16())
 
 
+@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+def test_add_of_unlike_memory(dtype):
+    """Expanded, permuted and sliced addends, in every pairing; the sum is laid out like x."""
+    shape = (4, 3, 2, 6)
+    layouts = [
+        torch.randn(shape),
+        torch.randn(4, 3, 1, 6).expand(shape),
+        torch.randn(6, 3, 4, 2).permute(2, 1, 3, 0),
+        torch.randn(4, 3, 2, 12)[..., ::2],
+        torch.randn(shape).to(memory_format=torch.channels_last),
+    ]
+    weight = torch.randn(6).to(dtype)
+    for x, residual in itertools.product(layouts, layouts):
+        x, residual = (t.detach().to(dtype).requires_grad_() if 0 not in t.stride() else t.to(dtype) for t in (x, residual))
+        y, total = O.add_group_norm(x, residual, 2, weight, channel_dim=-1, activation="gelu")
+        assert y.stride() == total.stride() == torch.empty_like(x).stride()
+        torch.testing.assert_close(total, x + residual, rtol=0, atol=0)
+        unfused = O.group_norm(total.detach().requires_grad_(), 2, weight, channel_dim=-1, activation="gelu")
+        assert torch.equal(y, unfused)
+        if x.requires_grad or residual.requires_grad:
+            dy = torch.linspace(-1, 1, y.numel(), dtype=dtype).view(shape)
+            total = total.detach().double().requires_grad_()
+            reference = O.group_norm(total, 2, weight.double(), channel_dim=-1, activation="gelu")
+            (expected,) = torch.autograd.grad(reference, total, dy.double())
+            (grad,) = torch.autograd.grad(y, x if x.requires_grad else residual, dy)
+            assert_close(grad, expected.to(dtype))
+
+
+def test_a_sum_is_in_the_graph_only_if_a_term_is():
+    x, weight = torch.randn(4, 8), torch.randn(8, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(O.add_layer_norm, fullgraph=True, backend="aot_eager")
+    for add in (O.add_layer_norm, compiled):
+        y, total = add(x, x, (8,), weight)
+        assert y.requires_grad and not total.requires_grad
+        y, total = add(x, x.clone().requires_grad_(), (8,), weight)
+        assert y.requires_grad and total.requires_grad
+
+
+def test_the_dtype_of_a_sum_is_what_is_checked():
+    x, residual = torch.full((2, 8), 1e-4).bfloat16(), torch.zeros(2, 8, dtype=torch.float64)
+    y, total = O.add_rms_norm(x, residual, (8,), torch.ones(8, dtype=torch.float64), modulate=(torch.zeros(2, 8).double(), None))
+    assert_close(y, O.rms_norm(total, (8,)))
+    with pytest.raises(RuntimeError, match=r"weight has dtype torch\.bfloat16 and input torch\.float32"):
+        O.add_layer_norm(x, residual.float(), (8,), torch.ones(8).bfloat16())
+
+
+def test_one_channel_with_global_parameters():
+    """Grey images."""
+    module, x = onepass.nn.LayerNorm((1, 4, 4), granularity="global"), torch.randn(2, 1, 4, 4)
+    with torch.no_grad():
+        assert_close(module(x), F.layer_norm(x, (1, 4, 4)))
+    assert_close(O.layer_norm(x, (1, 4, 4), None, torch.ones(()), granularity="global"), F.layer_norm(x, (1, 4, 4)) + 1)
+
+
 def test_either_output_of_an_add_may_be_unused():
     x, residual = (torch.randn(4, 8, requires_grad=True) for _ in range(2))
     y, total = O.add_layer_norm(x, residual, (8,))
@@ -254,6 +309,21 @@ def test_out_is_refused_where_memory_is_shared():
     with pytest.raises(RuntimeError, match="shares memory with another argument"):
         O.batch_norm(x, memory[1, 0], torch.ones(6), training=True, out=memory[1])
     assert torch.equal(flat, before)
+
+
+def test_out_may_share_a_buffer():
+    """Slices of one buffer that have no element in common."""
+    memory = torch.randn(4, 24)
+    x = memory[:, :8]
+    expected = O.layer_norm(x, (8,))
+    assert torch.equal(O.layer_norm(x, (8,), out=memory[:, 8:16]), expected)
+    rows = torch.randn(8, 6)
+    assert torch.equal(O.layer_norm(rows[::2], (6,), out=rows[1::2]), O.layer_norm(rows[::2], (6,)))
+    for bad in (memory[:, 7:15], memory[:, 1:9], memory.view(-1)[24:56].view(4, 8), torch.zeros(100).as_strided((4, 8), (4, 1))):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            O.layer_norm(x, (8,), out=bad)
+    one = torch.randn(2, 1, 8)
+    assert O.layer_norm(one, (8,), out=one.as_strided((2, 1, 8), (8, 3, 1))).data_ptr() == one.data_ptr()
 
 
 def test_out_is_refused_when_a_gradient_is_needed():

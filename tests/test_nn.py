@@ -142,6 +142,23 @@ def test_a_module_is_checked_when_it_is_made():
             make()
 
 
+@pytest.mark.parametrize("bad", [{"modulate": (torch.zeros(3, 7), None)}, {"input": torch.randn(3, 7, 4, 5)}])
+@pytest.mark.parametrize("name", ["BatchNorm2d", "SwitchableNorm2d"])
+def test_a_call_that_fails_is_not_counted(name, bad):
+    module = getattr(onepass.nn, name)(8)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(RuntimeError):
+        module(**{"input": torch.randn(3, 8, 4, 5), **bad})
+    assert_close(dict(module.state_dict()), dict(before))
+
+
+@pytest.mark.parametrize("name, args, shape", MODULES)
+def test_skip_init_and_meta(name, args, shape):
+    module = torch.nn.utils.skip_init(getattr(onepass.nn, name), *args)
+    assert [p.shape for p in module.parameters()] == [p.shape for p in getattr(torch.nn, name)(*args).parameters()]
+    assert getattr(onepass.nn, name)(*args, device="meta")(torch.empty(shape, device="meta")).shape == shape
+
+
 def test_a_torch_module_becomes_ours_by_its_class():
     module = torch.nn.GroupNorm(2, 4)
     module.__class__ = onepass.nn.GroupNorm

@@ -267,6 +267,28 @@ def test_plain_operator_and_out_compile_whole():
     assert_close(expected[0], F.layer_norm(x, (8,), weight))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: onepass.nn.BatchNorm2d(C),
+        lambda: onepass.nn.InstanceNorm2d(C, track_running_stats=True),
+        lambda: onepass.nn.SwitchableNorm2d(C),
+    ],
+)
+def test_compiled_training_goes_on(make):
+    """Running statistics stay out of the graph, so that each step has its own."""
+    torch._dynamo.reset()
+    module, twin = make(), make()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for _ in range(3):
+        x = torch.randn(4, C, 5, 6, requires_grad=True)
+        grads = [torch.autograd.grad(m(x).pow(3).sum(), x) for m in (compiled, twin)]
+        assert_close(*grads)
+    assert_close(dict(module.state_dict()), dict(twin.state_dict()))
+    assert not any(buffer.requires_grad for buffer in module.buffers())
+    copy.deepcopy(module)
+
+
 def test_statistics_by_every_route():
     x = torch.randn(4, C, 5)
     expected = O.group_norm(x, 2, return_stats=True)

@@ -141,6 +141,13 @@ def test_modules(name, shape):
         module(torch.randn(4, C, 1, 1, 1, 1))
 
 
+def test_no_positions_at_all():
+    logits = torch.randn(2, 2, requires_grad=True)
+    y = O.switchable_norm(torch.randn(3, C, 0), *logits, using_bn=False)
+    (grad,) = torch.autograd.grad(y.sum(), logits)
+    assert not grad.any()
+
+
 def test_statistics():
     x, logits = torch.randn(4, C, 5), torch.randn(2, 3)
     stats = O.switchable_norm(x, *logits, training=True, return_stats=True)

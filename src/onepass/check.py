@@ -114,6 +114,7 @@ def instance_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     use_input_stats: bool,
+    momentum: float,
     channel_dim: int = 1,
 ) -> None:
     if use_input_stats and prod(_positions(x, channel_dim)) == 1:
@@ -131,6 +132,8 @@ def instance_norm(
             + ": pass both, or use_input_stats=True"
         )
     _both_or_neither(*running)
+    if use_input_stats:
+        _updatable(x, momentum, *running)
     params = ("weight", weight), ("bias", bias)
     are_tensors(*params)
     for named in (*params, *running):
@@ -162,6 +165,7 @@ def batch_norm(
         hint = "one value has no variance: use a larger batch, or training=False with running statistics"
         _more_than_one(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
         _both_or_neither(*running)
+        _updatable(x, momentum, *running)
     if eps < 0 or (training and eps == 0):
         wanted = "positive during training" if training else "non-negative"
         raise ValueError(f"batch_norm eps must be {wanted}, but got {eps}; it keeps a channel of equal values finite: try 1e-5")
@@ -197,6 +201,9 @@ def switchable_norm(
     logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
     are_tensors(*logits)
     one_device(x, *logits)
+    for name, logit in logits:
+        if logit is not None and logit.dtype not in FLOATS:
+            raise RuntimeError(f"{name} has dtype {logit.dtype}, expected a floating one: convert it with {name}.float()")
     norms = ["InstanceNorm", "LayerNorm", "BatchNorm"][: 3 if using_bn else 2]
     for name, logit in logits:
         if logit is None or not (logit.shape == (len(norms),) or (x.dim() == 2 and logit.shape == (len(norms) - 1,))):
@@ -211,14 +218,12 @@ def tensor(x: Any) -> None:
         raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
 
 
-def whole(function: str, name: str, value: Any) -> int:
+def whole(name: str, value: Any, place: str = "") -> int:
     """A number of something, as an int."""
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(
-            f"{function}(): argument '{name}' (position 2) must be int, not {type(value).__name__}; got {name}={value!r}"
-        ) from None
+        raise TypeError(f"{place or f'argument {name!r}'} must be int, not {type(value).__name__}; got {name}={value!r}") from None
 
 
 def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
@@ -362,6 +367,31 @@ def _both_or_neither(*running: Named) -> None:
         raise ValueError(
             f"running_mean and running_var must either both be None or neither be None; {missing[0]} is None: pass both or none"
         )
+
+
+def _updatable(x: Tensor, momentum: Any, *running: Named) -> None:
+    """Running statistics that a batch is to be mixed into."""
+    for name, stat in running:
+        if stat is None:
+            continue
+        if momentum is None or isinstance(momentum, (str, list, tuple)):
+            raise TypeError(f"argument 'momentum' must be float, not {type(momentum).__name__}; got momentum={momentum!r}: try 0.1")
+        if any(n > 1 and stride == 0 for n, stride in zip(stat.shape, stat.stride())):
+            raise RuntimeError(
+                f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; {name} has "
+                f"strides {stat.stride()} for shape {list(stat.shape)}: pass {name}.clone()"
+            )
+        if stat.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(f"{name} requires grad, and is updated in place; expected a buffer: pass {name}.detach()")
+        if torch._C._are_functorch_transforms_active() and _batched(x) and not _batched(stat):
+            raise RuntimeError(
+                f"Batch norm got a batched tensor as input while the running_mean or running_var, which will be updated in place, were not "
+                f"batched.; {name} is one tensor for all of vmap: pass running statistics with in_dims=0, or none"
+            )
+
+
+def _batched(t: Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(t)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _per_channel(x: Tensor, named: Named, copies: int, channel_dim: int) -> None:

@@ -16,28 +16,30 @@ from .spec import ACTIVATIONS
 
 def activation(name: str | None) -> str:
     """The name as the spec knows it."""
-    known = {None: "", "swish": "silu", **{name: name for name in ACTIVATIONS}}
-    if name not in known:
+    known = {"swish": "silu", **{name: name for name in ACTIVATIONS}}
+    if name is None:
+        return ""
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
     return known[name]
 
 
 def weight_offset(weight: Tensor | None, offset: float) -> None:
+    if isinstance(offset, (str, Tensor, list, tuple)) or offset is None:
+        raise TypeError(f"argument 'weight_offset' must be float, not {type(offset).__name__}; got {offset!r}: pass 1.0 for 1 + weight")
     if offset and weight is None:
         raise ValueError(f"weight_offset={offset} was given without a weight to add it to; pass weight, or leave weight_offset at 0")
 
 
 def channel_dim(x: Tensor, dim: int) -> int:
     """1, or -1 where the channels are last."""
-    found = whole("norm", "channel_dim", dim)
+    found = whole("channel_dim", dim)
     found = found + x.dim() if found < 0 else found
     if found == 1 or x.dim() < 2:
         return 1
     if found != x.dim() - 1:
-        raise ValueError(
-            f"channel_dim={dim} of input of shape {list(x.shape)} is neither 1, for (N, C, *), nor -1, for (N, *, C): "
-            f"move the channels with input.movedim({dim}, 1)"
-        )
+        move = f": move the channels with input.movedim({dim}, 1)" if 0 <= found < x.dim() else ""
+        raise ValueError(f"channel_dim={dim} of input of shape {list(x.shape)} is neither 1, for (N, C, *), nor -1, for (N, *, C){move}")
     return -1
 
 
@@ -50,7 +52,8 @@ def either_end(channel_dim: int) -> None:
 def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
     """scale and shift, each (N, C)."""
     if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
-        raise TypeError(f"modulate must be a pair (scale, shift), not {type(modulate).__name__}; pass modulate=(scale, shift)")
+        got = f"{len(modulate)} values" if isinstance(modulate, (tuple, list)) else type(modulate).__name__
+        raise TypeError(f"modulate must be a pair (scale, shift), got {got}: pass modulate=(scale, shift), either may be None")
     scale, shift = modulate
     named = ("modulate's scale", scale), ("modulate's shift", shift)
     are_tensors(*named)
@@ -101,20 +104,20 @@ def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
     no_gradient(out, x, *others)
-    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+    if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or out.layout != x.layout:
         raise RuntimeError(
             f"Expected out tensor of shape {list(x.shape)}, dtype {x.dtype} on {x.device}, but got shape {list(out.shape)}, dtype "
-            f"{out.dtype} on {out.device}; allocate it with torch.empty_like(input)"
+            f"{out.dtype} on {out.device}, layout {out.layout}; allocate it with torch.empty_like(input)"
         )
-    if torch.compiler.is_compiling() or type(out) is not Tensor or out.is_meta:
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(out) is not Tensor or out.is_meta:
         return  # no memory to look at
-    if torch._debug_has_internal_overlap(out) == 1:  # pyright: ignore[reportPrivateImportUsage]
+    if not _nested(out):
         raise RuntimeError(
             f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
             f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
         )
     for t in (x, *others):
-        if t is not None and _overlap(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()):
+        if t is not None and _share(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and _steps(out) == _steps(x)):
             what = "input without being it" if t is x else "another argument"
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
@@ -122,18 +125,48 @@ def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
             )
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the spans of memory from first to last element meet."""
+def _steps(t: Tensor) -> list[tuple[int, int]]:
+    """(stride, size) of the dimensions that have more than one element, the widest first."""
+    return sorted(((stride, n) for n, stride in zip(t.shape, t.stride()) if n > 1), reverse=True)
+
+
+def _nested(t: Tensor) -> bool:
+    """Whether each stride passes over all that lies inside it, so that no two elements meet."""
+    inside = 0
+    for stride, n in reversed(_steps(t)):
+        if stride <= inside:
+            return False
+        inside += stride * (n - 1)
+    return True
+
+
+def _share(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors may share an element: exact for slices of one buffer, else by the spans from first to last element."""
     if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
         return False
-    (first, last), (begin, end) = (
-        (t.data_ptr(), t.data_ptr() + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()) for t in (a, b)
-    )
-    return first < end and begin < last
+    last_a, last_b = (t.data_ptr() + (1 + sum(stride * (n - 1) for stride, n in _steps(t))) * t.element_size() for t in (a, b))
+    if a.data_ptr() >= last_b or b.data_ptr() >= last_a:
+        return False
+    distance, odd = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
+    if odd or a.dtype != b.dtype or _steps(a) != _steps(b) or not _nested(a):
+        return True
+    return _reaches(distance, _steps(a))
+
+
+def _reaches(distance: int, steps: list[tuple[int, int]]) -> bool:
+    """Whether `distance` is a sum of k·stride with |k| < n; strides are nested, so that k is the quotient, rounded down or up."""
+    if not steps:
+        return distance == 0
+    (stride, n), *inner = steps
+    return any(abs(k) < n and _reaches(distance - k * stride, inner) for k in (distance // stride, distance // stride + 1))
 
 
 def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
     """The sizes of the plain operator, against each tensor."""
+    are_tensors(("gamma", gamma), ("beta", beta))
+    for name, t in (("out", out), ("input", x)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"argument '{name}' must be Tensor, not {type(t).__name__}; convert it with torch.as_tensor")
     for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
         if size < (name == "hidden_size"):
             raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")

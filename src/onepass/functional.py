@@ -21,7 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from . import check, check_extras, ops, spec
 from .moments import Mix, Moments, together
-from .problem import Extras, accumulator
+from .problem import NONE, Extras, accumulator, summed_like
 from .reference import Result
 
 __all__ = [
@@ -70,7 +70,7 @@ def layer_norm(
     args = shape, eps, granularity, weight_offset, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm, args, input, weight, bias)
-    return _returned(_run(_layer_norm, args, input, weight, bias, _modulation(input, modulate, -len(shape)), out), return_stats)
+    return _returned(_run(_layer_norm, args, input, weight, bias, modulate, -len(shape), out), return_stats)
 
 
 def _layer_norm(x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated):
@@ -102,7 +102,7 @@ def rms_norm(
     args = shape, eps, weight_offset, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_rms_norm, args, input, weight)
-    return _returned(_run(_rms_norm, args, input, weight, None, _modulation(input, modulate, -len(shape)), out), return_stats)
+    return _returned(_run(_rms_norm, args, input, weight, None, modulate, -len(shape), out), return_stats)
 
 
 def _rms_norm(x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated):
@@ -136,7 +136,7 @@ def group_norm(
     if type(input) is not Tensor and _overridden(input):
         return _defer(group_norm, locals())
     if type(num_groups) is not int:
-        num_groups = check.whole("group_norm", "num_groups", num_groups)
+        num_groups = check.whole("num_groups", num_groups, "group_norm(): argument 'num_groups' (position 2)")
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
     if input.is_cuda:
@@ -144,7 +144,7 @@ def group_norm(
     args = num_groups, eps, channel_dim, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_group_norm, args, input, weight, bias)
-    return _returned(_run(_group_norm, args, input, weight, bias, _modulation(input, modulate, channel_dim), out), return_stats)
+    return _returned(_run(_group_norm, args, input, weight, bias, modulate, channel_dim, out), return_stats)
 
 
 def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated):
@@ -174,7 +174,7 @@ def layer_norm2d(
     args = eps, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm2d, args, input, weight, bias)
-    return _returned(_run(_layer_norm2d, args, input, weight, bias, _modulation(input, modulate, 1), out), return_stats)
+    return _returned(_run(_layer_norm2d, args, input, weight, bias, modulate, 1, out), return_stats)
 
 
 def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated):
@@ -209,14 +209,14 @@ def instance_norm(
         return _defer(instance_norm, locals())
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
-    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, channel_dim)
-    args, extras = (eps, channel_dim, activation, modulate is not None), _modulation(input, modulate, channel_dim)
+    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, channel_dim)
+    args, running = (eps, channel_dim, activation, modulate is not None), (running_mean, running_var)
     if not use_input_stats:
-        return _evaluate(args, input, weight, bias, running_mean, running_var, extras, return_stats, out)
+        return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
     track = running_mean is not None
     if not (track or return_stats) and modulate is None and out is None:
         return ops.norm(_instance_norm, args, input, weight, bias)
-    result = _run(_instance_norm, args, input, weight, bias, extras, out, (running_mean, running_var), track=track)
+    result = _run(_instance_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track)
     if track and input.numel():
         assert result.mean is not None
         _update(running_mean, running_var, result.mean.mean(0), _unbiased(result.var, input).mean(0), momentum)
@@ -258,13 +258,13 @@ def batch_norm(
     check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
-    args, extras = (eps, channel_dim, activation, modulate is not None), _modulation(input, modulate, channel_dim)
+    args, running = (eps, channel_dim, activation, modulate is not None), (running_mean, running_var)
     if not training:
-        return _evaluate(args, input, weight, bias, running_mean, running_var, extras, return_stats, out)
+        return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
     track = running_mean is not None
     if not (track or return_stats) and modulate is None and out is None:
         return ops.norm(_batch_norm, args, input, weight, bias)
-    result = _run(_batch_norm, args, input, weight, bias, extras, out, (running_mean, running_var), track=track)
+    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track)
     if track and input.numel():
         _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
     return _returned(result, return_stats)
@@ -311,11 +311,9 @@ def switchable_norm(
     acc = accumulator(input.dtype)
     mean_weight, var_weight = (torch.softmax(logits[-len(norms) :].to(acc), 0) for logits in (mean_weight, var_weight))
     last = running if using_bn and not training else (None, None)
-    extras = _modulation(input, modulate, channel_dim)._replace(
-        mean_weight=mean_weight, var_weight=var_weight, running_mean=last[0], running_var=last[1]
-    )
+    extras = Extras(mean_weight=mean_weight, var_weight=var_weight, running_mean=last[0], running_var=last[1])
     args = ", ".join(norms), eps, channel_dim, activation, modulate is not None
-    result = _run(_switchable_norm, args, input, weight, bias, extras, out, running, track=True)
+    result = _run(_switchable_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=True, extras=extras)
     assert result.mean is not None and result.var is not None
     count = input.numel() // max(result.mean.numel(), 1)
     sets = Moments(count, result.mean, result.var * count)
@@ -359,7 +357,7 @@ def add_layer_norm(
         return layer_norm(total, normalized_shape, weight, bias, eps, **extras), total
     shape = check.shape_of("add_layer_norm", normalized_shape)
     args = shape, eps, granularity, weight_offset, activation, modulate is not None
-    return _added(_layer_norm, args, input, residual, weight, bias, _modulation(input, modulate, -len(shape)))
+    return _added(_run(_layer_norm, args, input, weight, bias, modulate, -len(shape), extras=Extras(residual)))
 
 
 def add_rms_norm(
@@ -382,7 +380,7 @@ def add_rms_norm(
     check_extras.residual(input, residual)
     shape = check.shape_of("add_rms_norm", normalized_shape)
     args = shape, eps, weight_offset, activation, modulate is not None
-    return _added(_rms_norm, args, input, residual, weight, None, _modulation(input, modulate, -len(shape)))
+    return _added(_run(_rms_norm, args, input, weight, None, modulate, -len(shape), extras=Extras(residual)))
 
 
 def add_group_norm(
@@ -410,8 +408,8 @@ def add_group_norm(
         total = input + residual
         extras = {"channel_dim": channel_dim, "activation": activation, "modulate": modulate}
         return group_norm(total, num_groups, weight, bias, eps, **extras), total
-    args = check.whole("add_group_norm", "num_groups", num_groups), eps, channel_dim, activation, modulate is not None
-    return _added(_group_norm, args, input, residual, weight, bias, _modulation(input, modulate, channel_dim))
+    args = check.whole("num_groups", num_groups), eps, channel_dim, activation, modulate is not None
+    return _added(_run(_group_norm, args, input, weight, bias, modulate, channel_dim, extras=Extras(residual)))
 
 
 def layer_norm_out(
@@ -465,23 +463,29 @@ def _defer(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return handle_torch_function(function, (arguments["input"],), **arguments)
 
 
-def _modulation(input: Tensor, modulate: Modulation | None, channel_dim: int) -> Extras:
-    return Extras(None, *((None, None) if modulate is None else check_extras.modulation(input, modulate, channel_dim)))
-
-
 def _run(
     define: ops.Define,
     args: tuple[Any, ...],
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    extras: Extras,
-    out: Tensor | None,
+    modulate: Modulation | None,
+    channel_dim: int,
+    out: Tensor | None = None,
     running: tuple[Tensor | None, Tensor | None] = (None, None),
     given: bool = False,
     track: bool = False,
+    extras: Extras = NONE,
 ) -> Result:
     """The call with everything; `running` statistics are used if they are `given`."""
+    if modulate is not None:
+        like = summed_like(input, extras.residual)
+        try:
+            scale, shift = check_extras.modulation(like, modulate, channel_dim)
+        except RuntimeError:
+            define(like, weight, bias, *args)  # a call that is wrong beside its modulation hears of that first
+            raise
+        extras = extras._replace(scale=scale, shift=shift)
     if out is not None:
         check_extras.out(out, input, weight, bias, *running, *extras)
     result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track)
@@ -491,26 +495,24 @@ def _run(
 def _evaluate(
     args: tuple[Any, ...],
     input: Tensor,
+    running: tuple[Tensor | None, Tensor | None],
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    extras: Extras,
+    modulate: Modulation | None,
+    channel_dim: int,
     return_stats: bool,
     out: Tensor | None,
 ) -> Tensor:
     """By running statistics, (C,): the sets of batch_norm."""
-    if extras.scale is None and extras.shift is None and out is None and not return_stats:
-        return ops.norm(_batch_norm, args, input, weight, bias, running_mean, running_var)
-    result = _run(_batch_norm, args, input, weight, bias, extras, out, (running_mean, running_var), given=True)
-    assert running_mean is not None
-    return _returned(result._replace(mean=running_mean.detach().to(result.rstd.dtype, copy=True)), return_stats)
+    if modulate is None and out is None and not return_stats:
+        return ops.norm(_batch_norm, args, input, weight, bias, *running)
+    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, given=True)
+    assert running[0] is not None
+    mean = running[0].detach().to(result.rstd.dtype, copy=True).view_as(result.rstd)
+    return _returned(result._replace(mean=mean), return_stats)
 
 
-def _added(
-    define: ops.Define, args: tuple[Any, ...], input: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, extras: Extras
-) -> tuple[Tensor, Tensor]:
-    result = ops.full(define, args, input, weight, bias, extras=extras._replace(residual=residual))
+def _added(result: Result) -> tuple[Tensor, Tensor]:
     assert result.sum is not None
     return result.y, result.sum
 
@@ -532,7 +534,7 @@ def _update(running_mean: Tensor | None, running_var: Tensor | None, mean: Tenso
         assert running is not None and batch is not None
         batch = batch.reshape(running.shape)
         if running.dtype == batch.dtype and not isinstance(momentum, Tensor):
-            running.mul_(1 - momentum).add_(batch, alpha=momentum)
+            running.lerp_(batch, momentum)
         else:
             running.copy_(running.to(batch.dtype) * (1 - momentum) + batch * momentum)
 

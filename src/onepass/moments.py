@@ -113,6 +113,8 @@ class Mix:
                 to_var = to_var + shared  # (28)
         mixed_c1 = -(to_mean + 2 * to_var * (self.mean - self.sets.mean)) / rstd  # (29)
         mixed_c2 = -2 * to_var / rstd.square()
+        if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
+            return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
         dmean_weight, dvar_weight = (
             torch.stack([(d * part).sum() * self.sets.count for part in parts])  # (30)
             for d, parts in ((dmean, self.means), (dvar, self.variances))

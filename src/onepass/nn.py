@@ -1,10 +1,11 @@
 """torch.nn's norms as subclasses: the same constructors, parameters, state_dicts and reprs, with onepass's forward. No maths here.
 
-Every module takes `activation` as a keyword and `modulate` in its call; those that torch fixes to (N, C, *) take `channel_dim=-1`.
+Every module takes the keyword `activation`, and `modulate` in its call; those that torch fixes to (N, C, *) take `channel_dim=-1`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,59 +22,65 @@ __all__ = [
 
 
 class _Extended(nn.Module):
-    """A module with extras: keywords of its constructor, kept as attributes, shown in its repr where they are not the default."""
+    """A module with extras, which stand in its repr where they are not the default.
+
+    The defaults are the class's, so that a module of torch.nn can become one of ours by its class alone.
+    """
 
     activation: str | None = None
-    _extras: tuple[str, ...] = ("activation",)
+    channel_dim: int = 1
+    weight_offset: float = 0.0
+    granularity: str = "element"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        extras = {name: kwargs.pop(name) for name in self._extras if name in kwargs}
-        check_extras.activation(extras.get("activation"))
-        super().__init__(*args, **kwargs)
+    def _extend(self, **extras: Any) -> None:
+        check_extras.activation(extras["activation"])
+        check_extras.either_end(extras.get("channel_dim", 1))
         for name, value in extras.items():
             setattr(self, name, value)
 
     def extra_repr(self) -> str:
-        shown = [f"{name}={getattr(self, name)!r}" for name in self._extras if getattr(self, name) != getattr(type(self), name)]
-        return ", ".join([super().extra_repr(), *shown])
+        names = ("activation", "channel_dim", "weight_offset", "granularity")
+        return ", ".join([super().extra_repr(), *[f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) != getattr(_Extended, n)]])
+
+    def _start_at_one(self, weight: Tensor | None) -> None:
+        """Where the weight is stored as its distance from an offset, it starts where their sum is one."""
+        check_extras.weight_offset(weight, self.weight_offset)
+        if weight is not None and self.weight_offset:
+            nn.init.constant_(weight, 1 - self.weight_offset)
 
 
-class _Offset(_Extended):
-    """With weight_offset: the weight is stored as its distance from it, and starts where their sum is one."""
-
-    weight_offset: float = 0.0
-    _extras = ("activation", "weight_offset")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        check_extras.weight_offset(self.weight, self.weight_offset)  # pyright: ignore[reportArgumentType]
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
-        if self.weight_offset:
-            nn.init.constant_(self.weight, 1 - self.weight_offset)  # pyright: ignore[reportArgumentType]
-
-
-class LayerNorm(_Offset, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`; keywords `activation`, `weight_offset`, `granularity`.
+class LayerNorm(_Extended, nn.LayerNorm):
+    """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`.
 
     With `granularity="channel"` weight and bias have the shape of the first normalized dimension, with "global" they are scalars.
 
     Example: `LayerNorm((96, 7, 7), granularity="channel")(torch.randn(2, 96, 7, 7))`
     """
 
-    granularity: str = "element"
-    _extras = ("activation", "weight_offset", "granularity")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check.granular_shape(kwargs.get("granularity", "element"), ())  # before anything is made
-        super().__init__(*args, **kwargs)
-        shape = check.granular_shape(self.granularity, self.normalized_shape)
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        weight_offset: float = 0.0,
+        granularity: str = "element",
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # pyright: ignore[reportArgumentType]
+        self._extend(activation=activation, weight_offset=weight_offset, granularity=granularity)
+        shape = check.granular_shape(granularity, self.normalized_shape)
         for name, param in (("weight", self.weight), ("bias", self.bias)):
             if param is not None and param.shape != shape:
                 setattr(self, name, nn.Parameter(param.new_empty(shape)))
         self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._start_at_one(self.weight)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         return F.layer_norm(
@@ -89,11 +96,30 @@ class LayerNorm(_Offset, nn.LayerNorm):
         )
 
 
-class RMSNorm(_Offset, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`; keywords `activation`, `weight_offset`.
+class RMSNorm(_Extended, nn.RMSNorm):
+    """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`.
 
     Example: `RMSNorm(64, weight_offset=1.0)(torch.randn(2, 16, 64))`
     """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # pyright: ignore[reportArgumentType]
+        self._extend(activation=activation, weight_offset=weight_offset)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._start_at_one(self.weight)
 
     def forward(self, x: Tensor, modulate: Modulation | None = None) -> Tensor:
         extras: dict[str, Any] = {"activation": self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
@@ -101,7 +127,7 @@ class RMSNorm(_Offset, nn.RMSNorm):
 
 
 class LayerNorm2d(_Extended, nn.LayerNorm):
-    """LayerNorm over the channels at each pixel of (N, C, H, W), computed by `onepass.functional.layer_norm2d`; keyword `activation`.
+    """LayerNorm over the channels at each pixel of (N, C, H, W), computed by `onepass.functional.layer_norm2d`.
 
     Example: `LayerNorm2d(96)(torch.randn(2, 96, 56, 56))`
     """
@@ -114,9 +140,11 @@ class LayerNorm2d(_Extended, nn.LayerNorm):
         bias: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **extras: Any,
+        *,
+        activation: str | None = None,
     ) -> None:
-        super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype, **extras)
+        super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
+        self._extend(activation=activation)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         check.num_channels(input, self.normalized_shape[0])
@@ -124,65 +152,109 @@ class LayerNorm2d(_Extended, nn.LayerNorm):
 
 
 class _Channels(_Extended):
-    """With channel_dim: -1 where the channels are the last dimension."""
-
-    channel_dim: int = 1
-    _extras = ("activation", "channel_dim")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check_extras.either_end(kwargs.get("channel_dim", 1))
-        super().__init__(*args, **kwargs)
-
     def _keywords(self, modulate: Modulation | None) -> dict[str, Any]:
         return {"channel_dim": self.channel_dim, "activation": self.activation, "modulate": modulate}
 
 
 class GroupNorm(_Channels, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`.
 
     Example: `GroupNorm(32, 320, activation="silu")(torch.randn(2, 320, 8, 8))`
     """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        channel_dim: int = 1,
+        **newer: Any,  # what later versions of torch take
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
+        self._extend(activation=activation, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, **self._keywords(modulate))
 
 
 class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        channel_dim: int = 1,
+        **newer: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
+        self._extend(activation=activation, channel_dim=channel_dim)
+
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         self._check_input_dim(input)
+        count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:  # a cumulative average; left on the device, where it stalls nothing and compiles whole
-                momentum = self.num_batches_tracked.to(torch.float64).reciprocal()
+        if self.momentum is None and count is not None:
+            # A cumulative average; left on the device, where it stalls nothing and compiles whole.
+            momentum = (count + 1).to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
-        return F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **self._keywords(modulate))
+        y = F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **self._keywords(modulate))
+        if count is not None:
+            count.add_(1)
+        return y
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, computed by `onepass.functional.batch_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.BatchNorm1d`, computed by `onepass.functional.batch_norm`.
 
     Example: `BatchNorm1d(64)(torch.randn(8, 64))`
     """
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`.
 
     Example: `BatchNorm2d(64, activation="relu")(torch.randn(8, 64, 32, 32))`
     """
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`.
 
     Example: `BatchNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """
 
 
 class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        channel_dim: int = 1,
+        **newer: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
+        self._extend(activation=activation, channel_dim=channel_dim)
+
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None:
             return super().forward(input)  # torch's checks, then _apply_instance_norm
@@ -199,21 +271,21 @@ class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, computed by `onepass.functional.instance_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.InstanceNorm1d`, computed by `onepass.functional.instance_norm`.
 
     Example: `InstanceNorm1d(64)(torch.randn(8, 64, 32))`
     """
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, computed by `onepass.functional.instance_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.InstanceNorm2d`, computed by `onepass.functional.instance_norm`.
 
     Example: `InstanceNorm2d(64)(torch.randn(8, 64, 32, 32))`
     """
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, computed by `onepass.functional.instance_norm`; keywords `activation`, `channel_dim`.
+    """`torch.nn.InstanceNorm3d`, computed by `onepass.functional.instance_norm`.
 
     Example: `InstanceNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """
@@ -230,9 +302,12 @@ class _SwitchableNorm(_Channels):
         using_bn: bool = True,
         device: Any = None,
         dtype: Any = None,
-        **extras: Any,
+        *,
+        activation: str | None = None,
+        channel_dim: int = 1,
     ) -> None:
-        super().__init__(**extras)
+        super().__init__()
+        self._extend(activation=activation, channel_dim=channel_dim)
         self.num_features, self.eps, self.momentum, self.using_bn = num_features, eps, momentum, using_bn
         new = {"device": device, "dtype": dtype}
         for name, size in (("weight", num_features), ("bias", num_features), ("mean_weight", 2 + using_bn), ("var_weight", 2 + using_bn)):
@@ -283,8 +358,8 @@ class _SwitchableNorm(_Channels):
 
 
 class SwitchableNorm1d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C) or (N, C, L), computed by `onepass.functional.switchable_norm`;
-    keywords `activation`, `channel_dim`. On (N, C) LayerNorm and BatchNorm alone are mixed.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C) or (N, C, L), computed by `onepass.functional.switchable_norm`.
+    On (N, C) LayerNorm and BatchNorm alone are mixed.
 
     Example: `SwitchableNorm1d(64)(torch.randn(8, 64, 32))`
     """
@@ -293,8 +368,7 @@ class SwitchableNorm1d(_SwitchableNorm):
 
 
 class SwitchableNorm2d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, H, W), computed by `onepass.functional.switchable_norm`;
-    keywords `activation`, `channel_dim`.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, H, W), computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm2d(64)(torch.randn(8, 64, 32, 32))`
     """
@@ -303,8 +377,7 @@ class SwitchableNorm2d(_SwitchableNorm):
 
 
 class SwitchableNorm3d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, D, H, W), computed by `onepass.functional.switchable_norm`;
-    keywords `activation`, `channel_dim`.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, D, H, W), computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """

@@ -20,7 +20,7 @@ from . import reference
 from .device import describe
 from .families import BACKWARD, FORWARD
 from .plan import Asked, Options, Plan, current, plan
-from .problem import NONE, Extras, NormProblem, accumulator, bind
+from .problem import NONE, Extras, NormProblem, accumulator, bind, summed_like
 from .reference import Gradients, Needs, Result
 from .spec import NormSpec
 
@@ -67,7 +67,8 @@ class Ready:
 
         def add_first(x: Tensor, weight, bias, mean, var, extras: Extras) -> Result:
             assert extras.residual is not None
-            total = x + extras.residual
+            total = torch.empty_strided(x.shape, self.problem.stride, dtype=self.problem.dtype, device=x.device)
+            torch.add(x, extras.residual, out=total)
             return launch(total, weight, bias, mean, var, extras._replace(residual=None))._replace(sum=total)
 
         return add_first
@@ -120,17 +121,17 @@ def norm(
         define, args, current.get(), var is None, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
         weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
     )  # fmt: skip
-    ready = _ready.get(key)
-    if ready is None:
-        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
     try:
+        ready = _ready.get(key)
+        if ready is None:
+            ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
         if _grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
             return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
-    except RuntimeError:
-        define(x, weight, bias, *args)  # devices are not in the key: a parameter on another one is explained here
+    except (RuntimeError, TypeError):
+        define(x, weight, bias, *args)  # explains what is not in the key, a parameter on another device, or cannot be, a list
         raise
 
 
@@ -150,17 +151,24 @@ def full(
     operands = x, weight, bias, mean, var, *extras
     way = route(*operands)
     if way is not DIRECT:
-        return _by_spec(way, define(x, weight, bias, *args), operands, track)
+        return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
     key = (
         define, args, current.get(), track, x.stride(), None if extras.residual is None else extras.residual.stride(),
         *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
     )  # fmt: skip
     ready = _ready.get(key)
     if ready is None:
-        ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None, track, extras), x.device)
+        spec = define(summed_like(x, extras.residual), weight, bias, *args)
+        ready = _prepare(key, bind(spec, x, weight, bias, var is not None, track, extras), x.device)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
     return ready.forward(x, weight, bias, mean, var, extras)
+
+
+def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
+    """The sum, in the graph only if one of its terms is: a weight that needs a gradient has nothing to do with it."""
+    x, residual = operands[0], operands[5]
+    return total if (x is not None and x.requires_grad) or (residual is not None and residual.requires_grad) else total.detach()
 
 
 def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool) -> Result:
@@ -168,7 +176,8 @@ def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track:
     if way is OP:
         y, mean, rstd, var, total = torch.ops.onepass.norm(*operands[:5], *spec.pack(), track, *operands[5:])
         given, added = operands[4] is not None, operands[5] is not None
-        return Result(y, mean if spec.centered and not given else None, rstd, var if track else None, total if added else None)
+        mean, var = mean.detach() if spec.centered and not given else None, var.detach() if track else None
+        return Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
     x, weight, bias, mean, var, *extras = operands
     assert x is not None
     result = reference.forward(spec, x, weight, bias, mean, var, Extras(*extras))
@@ -194,7 +203,8 @@ class _Norm(torch.autograd.Function):
             return result.y, None, None, None, result.sum
         if given:  # not computed, and perhaps the operands themselves
             result = result._replace(mean=None, var=None)
-        ctx.mark_non_differentiable(*(stat for stat in result[1:4] if stat is not None))
+        constants = [*result[1:4], None if ctx.needs_input_grad[2] or ctx.needs_input_grad[7] else result.sum]
+        ctx.mark_non_differentiable(*(t for t in constants if t is not None))
         return tuple(result)
 
     @staticmethod
@@ -304,7 +314,7 @@ def _norm_op(
 
 @_norm_op.register_fake
 def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
-    total = x if residual is None else x + residual
+    total = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     spec, acc = NormSpec.unpack(words, sizes, eps, weight_offset), accumulator(total.dtype)
     kept, none = spec.kept_shape(x.shape), [0]
     return (
@@ -356,6 +366,7 @@ def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, weight_offset, given, 
 
 def _save(ctx, inputs, output) -> None:
     x, weight, bias, mean, var, words, sizes, eps, weight_offset, _, residual, *extras = inputs
+    ctx.set_materialize_grads(False)
     ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps, weight_offset), var is not None
     ctx.dtypes = x.dtype, None if residual is None else residual.dtype
     mean = mean if ctx.given else output[1] if ctx.spec.centered else None
@@ -367,8 +378,11 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
     needed = ctx.needs_input_grad
     wanted = _needs([*needed[:5], *needed[10:]])
-    way, dsum = _route_back(dy, x, weight), None if ctx.dtypes[1] is None else dsum
-    grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, wanted, Extras(dsum, *extras), var)
+    dsum = None if ctx.dtypes[1] is None else dsum  # without a residual, the sum is an empty tensor
+    grads = Gradients(dsum)
+    if dy is not None:
+        way = _route_back(dy, x, weight)
+        grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, wanted, Extras(dsum, *extras), var)
     grads = _to_operands(grads, *ctx.dtypes)
     return *grads[:5], None, None, None, None, None, *grads[5:]
 

@@ -164,7 +164,8 @@ def bind(
     addends = None
     if extras.residual is not None:
         addends = Addend(x.dtype, x.stride()), Addend(extras.residual.dtype, extras.residual.stride())
-        x = _sum(x.shape, *addends)
+        # The sum: dense, in the order of x's memory.
+        x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, extras.residual.dtype), device="meta")
     shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
     axes = spec.factor(shape)
     found, copied = _view(axes, stride, y_stride), ""
@@ -194,10 +195,9 @@ def bind(
     )
 
 
-def _sum(shape: Sequence[int], *addends: Addend) -> Tensor:
-    """The sum of tensors like these, without memory: torch decides its dtype and strides."""
-    x, residual = (torch.empty_strided(shape, stride, dtype=dtype, device="meta") for dtype, stride in addends)
-    return x + residual
+def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:
+    """x; with a residual, a tensor like their sum in all but memory and strides."""
+    return x if residual is None else x.new_empty((), dtype=torch.promote_types(x.dtype, residual.dtype)).expand(x.shape)
 
 
 def dense_stride(x: Tensor) -> tuple[int, ...]:

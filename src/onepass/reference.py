@@ -107,8 +107,11 @@ class Tail(NamedTuple):
         return _ACTIVATIONS[self.activation].apply(z) if self.activation else z
 
     def into(self, y: Tensor, u: Tensor) -> None:
-        """Leave the result in y, where no gradient is needed: a pass less if y has u's dtype."""
-        if self.activation and y.dtype == u.dtype:
+        """Leave the result in y, where no gradient is needed: a pass less if y is dense and has u's dtype.
+
+        (torch 2.13's gelu leaves an `out` that is not contiguous as it was.)
+        """
+        if self.activation and y.dtype == u.dtype and y.is_contiguous():
             _ACTIVATIONS[self.activation].into(affine(u, self.gain, self.shift), out=y)
         else:
             y.copy_(self(u))

@@ -107,9 +107,10 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 
 def infer(plan: Plan, problem: NormProblem):
-    """torch's function on x itself, where nothing must be packed, offset or added at the end; None elsewhere."""
-    kernel = KERNELS[plan.variant](problem)
-    return kernel.infer(problem) if kernel.as_it_is and not problem.tail and not problem.spec.weight_offset else None
+    """torch's function on x itself, where nothing must be packed, reshaped, offset or added at the end; None elsewhere."""
+    kernel, spec = KERNELS[plan.variant](problem), problem.spec
+    plain = spec.params and not spec.weight_offset and not problem.tail
+    return kernel.infer(problem) if kernel.as_it_is and plain else None
 
 
 def forward(plan: Plan, problem: NormProblem):
