@@ -236,8 +236,8 @@ def test_opcheck_residual_modulation_and_mixture(dtype, layout):
     shares = [torch.rand(3, requires_grad=True) for _ in range(2)]
     running = torch.randn(C), torch.rand(C) + 1
     modulated = spec.group_norm(4, modulated=True, activation="silu"), Extras(residual, scale, shift)
-    mixed = spec.switchable_norm("-, c, n"), Extras(None, None, None, *shares)
-    evaluated = spec.switchable_norm("-, c, n", modulated=True), Extras(None, scale, shift, *shares, *running)
+    mixed = spec.switchable_norm(True), Extras(None, None, None, *shares)
+    evaluated = spec.switchable_norm(True, modulated=True), Extras(None, scale, shift, *shares, *running)
     for definition, extras in (modulated, mixed, evaluated):
         torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, None, None, *definition.pack(), True, *extras))
         with torch.no_grad():

@@ -38,7 +38,7 @@ def layer_norm(
         _shaped_like(normalized_shape, *params)
     else:
         _granular(granularity, normalized_shape, *params)
-    together(x, *params)
+    alike(x, *params)
 
 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
@@ -78,7 +78,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
                 f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]{_moved(x, param, channel_dim)}"
             )
-    together(x, *params)
+    alike(x, *params)
 
 
 def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
@@ -96,7 +96,7 @@ def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
                 f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{_moved(x, param)}"
             )
-    together(x, *params)
+    alike(x, *params)
 
 
 def num_channels(x: Tensor, channels: int) -> None:
@@ -138,8 +138,8 @@ def instance_norm(
     are_tensors(*params)
     for named in (*params, *running):
         _per_channel(x, named, x.shape[0], channel_dim)
-    together(x, *params)
-    together(x, *running)
+    alike(x, *params)
+    alike(x, *running)
 
 
 def batch_norm(
@@ -306,7 +306,7 @@ def _channelwise(x: Tensor, channel_dim: int, *params: Named) -> None:
     for named in params:
         _per_channel(x, named, 1, channel_dim)
     floating(x, "batch_norm")
-    together(x, *params)
+    alike(x, *params)
 
 
 def _positions(x: Tensor, channel_dim: int) -> Sequence[int]:
@@ -314,7 +314,7 @@ def _positions(x: Tensor, channel_dim: int) -> Sequence[int]:
     return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
 
 
-def together(x: Tensor, *params: Named) -> None:
+def alike(x: Tensor, *params: Named) -> None:
     """Parameters share x's device, and one dtype: x's, or float32 beside a half type."""
     one_device(x, *params)
     named = [(name, param) for name, param in params if param is not None]

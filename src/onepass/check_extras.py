@@ -1,4 +1,4 @@
-"""Every validation of the extras: activation, modulation, residual, out, channel_dim, and the plain operator.
+"""Every validation of the extras: activation, weight_offset, channel_dim, modulation, residual, out, and the plain operator.
 
 Messages as in `check.py`: torch's phrase where torch has one, then what was found, what was expected and the likely fix.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .check import FLOATS, are_tensors, floating, one_device, together, whole
+from .check import FLOATS, alike, are_tensors, floating, one_device, whole
 from .spec import ACTIVATIONS
 
 
@@ -188,4 +188,4 @@ def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_
             raise RuntimeError(
                 f"Expected {name} to hold hidden_size={hidden_size} elements, but got shape {list(t.shape)}, {t.numel()} elements"
             )
-    together(x, ("gamma", gamma), ("beta", beta))
+    alike(x, ("gamma", gamma), ("beta", beta))

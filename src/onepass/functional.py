@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from . import check, check_extras, ops, spec
-from .moments import Mix, Moments, together
+from .moments import Moments, together
 from .problem import NONE, Extras, accumulator, summed_like
-from .reference import Result
+from .reference import Result, mix
 
 __all__ = [
     "Stats", "add_group_norm", "add_layer_norm", "add_rms_norm", "batch_norm", "group_norm", "instance_norm", "layer_norm", "layer_norm2d",
@@ -33,8 +33,9 @@ Modulation = tuple[Tensor | None, Tensor | None]
 
 
 class Stats(NamedTuple):
-    """What `return_stats=True` returns. The statistics have the shape of the sets: the leading dimensions for layer_norm, (N, groups) for
-    group_norm, (N, C) for instance_norm, (C,) for batch_norm; no gradient flows through them."""
+    """What `return_stats=True` returns. The statistics have the shape of the sets: the leading dimensions for layer_norm and rms_norm,
+    (N, groups) for group_norm, (N, C) for instance_norm and switchable_norm, (C,) for batch_norm and by running statistics, (N, H, W) for
+    layer_norm2d. No gradient flows through them."""
 
     output: Tensor
     mean: Tensor | None  # None where no mean is subtracted
@@ -307,12 +308,12 @@ def switchable_norm(
         channel_dim = check_extras.channel_dim(input, channel_dim)
     running = running_mean, running_var
     check.switchable_norm(input, mean_weight, var_weight, *running, weight, bias, training, momentum, eps, using_bn, channel_dim)
-    norms = ["-", "c", "n"][input.dim() == 2 : 3 if using_bn else 2]
-    acc = accumulator(input.dtype)
-    mean_weight, var_weight = (torch.softmax(logits[-len(norms) :].to(acc), 0) for logits in (mean_weight, var_weight))
+    args = input.dim() > 2, using_bn, eps, channel_dim, activation, modulate is not None
+    definition = _switchable_norm(input, weight, bias, *args)
+    norms, acc = len(definition.mix.split(",")), accumulator(input.dtype)
+    mean_weight, var_weight = (torch.softmax(logits[-norms:].to(acc), 0) for logits in (mean_weight, var_weight))
     last = running if using_bn and not training else (None, None)
     extras = Extras(mean_weight=mean_weight, var_weight=var_weight, running_mean=last[0], running_var=last[1])
-    args = ", ".join(norms), eps, channel_dim, activation, modulate is not None
     result = _run(_switchable_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=True, extras=extras)
     assert result.mean is not None and result.var is not None
     count = input.numel() // max(result.mean.numel(), 1)
@@ -320,15 +321,13 @@ def switchable_norm(
     if training and using_bn and running_mean is not None and input.numel():
         batch = together(sets, [0])
         _update(running_mean, running_var, batch.mean, _unbiased(batch.var, input), momentum)
-    if not return_stats:
-        return result.y
-    given = None if last[0] is None or last[1] is None else (last[0], last[1])
-    mix = Mix.of(sets, [{"-": [], "c": [1], "n": [0]}[name] for name in norms], (mean_weight.detach(), var_weight.detach()), given)
-    return _returned(result._replace(mean=mix.mean.clone()), True)
+    if return_stats:
+        result = result._replace(mean=mix(definition, input.shape, sets, extras).mean.detach().clone())
+    return _returned(result, return_stats)
 
 
-def _switchable_norm(x: Tensor, weight, bias, mix: str, eps: float, channel_dim: int, activation, modulated):
-    return spec.switchable_norm(mix, eps, channel_dim, modulated, activation=check_extras.activation(activation))
+def _switchable_norm(x: Tensor, weight, bias, positions: bool, using_bn: bool, eps: float, channel_dim: int, activation, modulated):
+    return spec.switchable_norm(positions, using_bn, eps, channel_dim, modulated, activation=check_extras.activation(activation))
 
 
 def add_layer_norm(
@@ -518,6 +517,7 @@ def _added(result: Result) -> tuple[Tensor, Tensor]:
 
 
 def _returned(result: Result, return_stats: bool) -> Any:
+    """Stats, if they were asked for; functions are typed as what all other calls get, a Tensor."""
     return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
 
 

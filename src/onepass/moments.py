@@ -55,8 +55,9 @@ def merge(p: Moments, q: Moments) -> Moments:
 
 def together(p: Moments, dims: Sequence[int]) -> Moments:
     """Sets of equal size along `dims` taken together: (14), (15) for all of them at once."""
-    if not dims or p.mean is None:
+    if not dims:
         return p
+    assert p.mean is not None
     mean = average(p.mean, dims)
     m2 = total(p.m2, dims) + total((p.mean - mean).square(), dims) * p.count
     return Moments(p.count * prod([p.mean.shape[dim] for dim in dims]), mean, m2)
@@ -64,7 +65,7 @@ def together(p: Moments, dims: Sequence[int]) -> Moments:
 
 @dataclass(frozen=True)
 class Mix:
-    """Statistics as a weighted mean of several norms', all made from the moments of the same sets: the Combine of a mixture.
+    """Statistics as a weighted mean of several norms', all made from the moments of the same sets.
 
     `means` and `variances` are the norms', of size 1 along the dimensions `over` which each takes the sets together; None in `over`
     marks statistics that were given, not computed.
@@ -88,8 +89,7 @@ class Mix:
             dims[-1] = None
             means.append(last[0].to(sets.m2.dtype).reshape(shape))
             variances.append(last[1].to(sets.m2.dtype).reshape(shape))
-        mean_weight, var_weight = (weight.to(sets.m2.dtype) for weight in weights)
-        return Mix(sets, dims, means, variances, mean_weight, var_weight)
+        return Mix(sets, dims, means, variances, *weights)
 
     @property
     def mean(self) -> Tensor:
@@ -102,9 +102,9 @@ class Mix:
         return _weighted(self.var_weight, self.variances).expand(self.sets.m2.shape)
 
     def gradient(self, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """c1 and c2 of the sets, (6) and (7), as (8) needs them for the mixture, and the gradients of the weights. (26)-(30)"""
+        """c1 and c2 of the sets, (6) and (7), as (8) needs them for the mix, and the gradients of the weights. (26)-(30)"""
         assert self.sets.mean is not None
-        dmean, dvar = -rstd * c1, -0.5 * rstd.square() * c2  # (26), for one element of a set
+        dmean, dvar = -rstd * c1, -0.5 * rstd.square() * c2  # (26)
         to_mean, to_var = torch.zeros_like(dmean), torch.zeros_like(dvar)
         for i, dims in enumerate(self.over):
             if dims is not None:
@@ -116,8 +116,8 @@ class Mix:
         if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
             return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
         dmean_weight, dvar_weight = (
-            torch.stack([(d * part).sum() * self.sets.count for part in parts])  # (30)
-            for d, parts in ((dmean, self.means), (dvar, self.variances))
+            torch.stack([(d * part).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
+            for d, parts, weight in ((dmean, self.means, self.mean_weight), (dvar, self.variances, self.var_weight))
         )
         return mixed_c1, mixed_c2, dmean_weight, dvar_weight
 

@@ -5,7 +5,7 @@ Every module takes the keyword `activation`, and `modulate` in its call; those t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,8 @@ class _Extended(nn.Module):
 
     def extra_repr(self) -> str:
         names = ("activation", "channel_dim", "weight_offset", "granularity")
-        return ", ".join([super().extra_repr(), *[f"{n}={getattr(self, n)!r}" for n in names if getattr(self, n) != getattr(_Extended, n)]])
+        shown = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_Extended, name)]
+        return ", ".join(filter(None, [super().extra_repr(), *shown]))
 
     def _start_at_one(self, weight: Tensor | None) -> None:
         """Where the weight is stored as its distance from an offset, it starts where their sum is one."""
@@ -292,6 +293,14 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 
 
 class _SwitchableNorm(_Channels):
+    weight: Tensor | None
+    bias: Tensor | None
+    mean_weight: Tensor
+    var_weight: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    _check_input_dim: Callable[[Tensor], None]
+
     def __init__(
         self,
         num_features: int,
@@ -317,13 +326,6 @@ class _SwitchableNorm(_Channels):
             self.register_buffer(name, torch.empty(num_features, **new) if using_bn and track_running_stats else None)
         self.reset_parameters()
 
-    weight: Tensor | None
-    bias: Tensor | None
-    mean_weight: Tensor
-    var_weight: Tensor
-    running_mean: Tensor | None
-    running_var: Tensor | None
-
     def reset_parameters(self) -> None:
         for tensor, value in (
             *((self.weight, 1.0), (self.bias, 0.0), (self.mean_weight, 1.0), (self.var_weight, 1.0)),
@@ -331,9 +333,6 @@ class _SwitchableNorm(_Channels):
         ):
             if tensor is not None:
                 nn.init.constant_(tensor, value)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        raise NotImplementedError
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         self._check_input_dim(input)
@@ -354,7 +353,7 @@ class _SwitchableNorm(_Channels):
 
     def extra_repr(self) -> str:
         words = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, using_bn={self.using_bn}"
-        return words + super().extra_repr()
+        return ", ".join(filter(None, [words, super().extra_repr()]))
 
 
 class SwitchableNorm1d(_SwitchableNorm):

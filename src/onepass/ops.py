@@ -147,13 +147,13 @@ def full(
     track: bool = False,
 ) -> Result:
     """As `norm`, with any operands, and all that is computed: the statistics, through which no gradient flows (the variance if `track`
-    asks for it, a given mean not again), and the sum with a residual."""
+    asks for it; not those that were given), and the sum with a residual."""
     operands = x, weight, bias, mean, var, *extras
     way = route(*operands)
     if way is not DIRECT:
         return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
     key = (
-        define, args, current.get(), track, x.stride(), None if extras.residual is None else extras.residual.stride(),
+        define, args, current.get(), track, x.stride(),
         *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
     )  # fmt: skip
     ready = _ready.get(key)

@@ -100,7 +100,7 @@ class Explanation:
         p = self.problem
         parts = [("x", f"{list(p.shape)} {_name(p.dtype)} with strides {list(p.stride)}, on {self.device.name or self.device.kind}")]
         if p.addends:
-            dtypes = " and ".join(_name(addend.dtype) for addend in p.addends)
+            dtypes = " and ".join(_name(dtype) for dtype in p.addends)
             parts[0] = ("sum", f"x + residual, {dtypes}, rounded to {parts[0][1]}; what follows is about the sum")
         parts += [("sets", _sets(p)), ("view", _view(p))]
         if p.copied:

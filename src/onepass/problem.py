@@ -65,7 +65,7 @@ class ParamMap:
 class Extras(NamedTuple):
     """The operands that few calls have, beside x, weight, bias and given statistics."""
 
-    residual: Tensor | None = None  # added to x before anything else; in a backward, the gradient that arrives at the sum
+    residual: Tensor | None = None  # added to x first; in a backward, what is added to dx last: the gradient that arrives at the sum
     scale: Tensor | None = None  # modulation: (1 + scale) and shift after the affine step
     shift: Tensor | None = None
     mean_weight: Tensor | None = None  # of a mix: the norms' weights, which sum to one
@@ -77,18 +77,11 @@ class Extras(NamedTuple):
 NONE = Extras()
 
 
-class Addend(NamedTuple):
-    """A tensor that is added before the sum is normalized."""
-
-    dtype: torch.dtype
-    stride: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class NormProblem:
     """A spec bound to tensors. Two calls with equal problems run the same plan.
 
-    With a residual, what is normalized is the sum: shape, dtype, strides and views are the sum's, `addends` describes x and residual.
+    With a residual, what is normalized is the sum: shape, dtype, strides and views are the sum's.
     """
 
     spec: NormSpec
@@ -109,7 +102,7 @@ class NormProblem:
     scale: torch.dtype | None
     shift: torch.dtype | None
     modulation: ParamMap | None  # which scale and shift an element uses
-    addends: tuple[Addend, Addend] | None
+    addends: tuple[torch.dtype, torch.dtype] | None  # of x and residual
 
     @property
     def acc(self) -> torch.dtype:
@@ -140,7 +133,7 @@ class NormProblem:
         params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * per_sample
         element = self.dtype.itemsize * (2 if direction == "forward" else 3)
         if self.addends:
-            element += sum(addend.dtype.itemsize for addend in self.addends) if direction == "forward" else self.dtype.itemsize
+            element += sum(dtype.itemsize for dtype in self.addends) if direction == "forward" else self.dtype.itemsize
         return prod(self.shape) * element + params
 
 
@@ -163,7 +156,7 @@ def bind(
     """
     addends = None
     if extras.residual is not None:
-        addends = Addend(x.dtype, x.stride()), Addend(extras.residual.dtype, extras.residual.stride())
+        addends = x.dtype, extras.residual.dtype
         # The sum: dense, in the order of x's memory.
         x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, extras.residual.dtype), device="meta")
     shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)

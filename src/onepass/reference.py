@@ -3,7 +3,7 @@
 Every step is differentiable any number of times and understood by functorch and forward-mode AD, so this is the oracle, the path for
 transforms, the double backward, and what runs where no four-axis view of the memory exists. Equations cite docs/theory.md.
 
-`normalize`, `affine` and `input_gradient` do the arithmetic for any arrangement of x; `cpu/formula.py` calls them on the view of memory.
+`normalize`, `affine`, `Tail` and `input_gradient` do the arithmetic for any arrangement of x; the families in `cpu/` call them on theirs.
 """
 
 from __future__ import annotations
@@ -187,11 +187,20 @@ class Axes:
         return Tail(self.modulation.spread(extras.scale, 1.0), self.modulation.spread(extras.shift), self.spec.activation)
 
 
-def mixture(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: Extras) -> Mix:
-    """The Combine of a spec that mixes norms; the moments have the kept axes' shape."""
+def mix(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: Extras) -> Mix:
+    """What a spec makes of the moments of its sets, in the kept axes' shape, before they are applied."""
     assert extras.mean_weight is not None and extras.var_weight is not None
     last = None if extras.running_mean is None or extras.running_var is None else (extras.running_mean, extras.running_var)
     return Mix.of(sets, spec.mixed_dims(shape), (extras.mean_weight, extras.var_weight), last)
+
+
+def _statistics(axes: Axes, x: Tensor, extras: Extras) -> tuple[Moments, Tensor | None, Tensor, Mix | None]:
+    """The sets' own moments, and mean and variance to apply: the same, or mixed."""
+    taken = moments(axes.x(x), axes.dims, axes.spec.centered)
+    if not axes.spec.mix:
+        return taken, taken.mean, taken.var, None
+    mixed = mix(axes.spec, x.shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
+    return taken, axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape), mixed
 
 
 def forward(
@@ -209,18 +218,13 @@ def forward(
     """
     total = x if extras.residual is None else x + extras.residual
     axes = Axes(spec, total)
-    x_ = axes.x(total)
     if var is not None:
-        own_mean, own_var = mean_, var_ = axes.stat(mean), axes.stat(var)
+        own_mean, own_var = mean_, var_ = axes.stat(mean), var.to(axes.acc).reshape(axes.stat_shape)
     else:
-        taken = moments(x_, axes.dims, spec.centered)
-        own_mean, own_var = mean_, var_ = taken.mean, taken.var
-        if spec.mix:
-            mixed = mixture(spec, total.shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
-            mean_, var_ = axes.stat(mixed.mean), axes.stat(mixed.var)
-    assert var_ is not None
+        taken, mean_, var_, _ = _statistics(axes, total, extras)
+        own_mean, own_var = taken.mean, taken.var
     rstd = torch.rsqrt(var_ + spec.eps)
-    u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
+    u = affine(normalize(axes.x(total), mean_, rstd), axes.weight(weight), axes.bias(bias))
     y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
     summed = None if extras.residual is None else total
     return Result(y, axes.kept(own_mean), rstd.reshape(axes.kept_shape), axes.kept(own_var), summed)
@@ -236,21 +240,16 @@ def backward(
     needs: Sequence[bool] = (True,) * len(Needs._fields),
     extras: Extras = NONE,
 ) -> Gradients:
-    """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(33)
+    """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(35)
 
     With a residual, x is the sum.
     """
     axes, needs = Axes(spec, x), Needs(*needs)
     x_, dy_ = axes.x(x), axes.x(dy)
-    mixed = None
     if given is not None:
-        mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
+        mean, rstd, mixed = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape), None
     else:
-        taken = moments(x_, axes.dims, spec.centered)
-        mean, var = taken.mean, taken.var
-        if spec.mix:
-            mixed = mixture(spec, x.shape, Moments(taken.count, axes.kept(mean), taken.m2.reshape(axes.kept_shape)), extras)
-            mean, var = axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape)
+        _, mean, var, mixed = _statistics(axes, x, extras)
         rstd = torch.rsqrt(var + spec.eps)
     x_hat = normalize(x_, mean, rstd)
     weight_ = axes.weight(weight)
@@ -271,13 +270,10 @@ def backward(
         params.sum(du, bias) if bias is not None and needs.bias else None,  # (11)
         modulation.sum(dz * u, extras.scale) if extras.scale is not None and needs.scale else None,  # (34)
         modulation.sum(dz, extras.shift) if extras.shift is not None and needs.shift else None,  # (35)
-        *(_like(grad, weight) for grad, weight in ((dmean_weight, extras.mean_weight), (dvar_weight, extras.var_weight))),
+        dmean_weight,
+        dvar_weight,
     )
 
 
 def _plus(dx: Tensor, dsum: Tensor | None) -> Tensor:
     return dx if dsum is None else dx + dsum
-
-
-def _like(grad: Tensor | None, param: Tensor | None) -> Tensor | None:
-    return None if grad is None or param is None else grad.to(param.dtype)

@@ -63,6 +63,8 @@ class NormSpec:
         unkept = [word for word in self.mix.replace(",", " ").split() if word != "-" and word not in kept]
         if unkept:
             raise ValueError(f"mix={self.mix!r} names {unkept[0]!r}, which is none of the kept axes {kept}")
+        if self.mix and not self.centered:
+            raise ValueError(f"mix={self.mix!r} needs centered=True: sets are taken together by their means")
         if self.activation and self.activation not in ACTIVATIONS:
             raise ValueError(f"activation={self.activation!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
         if len([name for name in names if name.startswith("*")]) > 1:
@@ -80,15 +82,10 @@ class NormSpec:
         return words, [size for _, size in self.sizes], self.eps, self.weight_offset
 
     @staticmethod
-    def unpack(words: str, sizes: Sequence[int], eps: float, weight_offset: float = 0.0) -> NormSpec:
+    def unpack(words: str, sizes: Sequence[int], eps: float, weight_offset: float) -> NormSpec:
         axes, reduced, params, names, centered, modulated, mix, activation = [word.strip() for word in words.split("|")]
         given = tuple(zip(names.split(), sizes))
         return NormSpec(axes, reduced, params, given, eps, centered == "centered", modulated, mix, weight_offset, activation)
-
-    def __str__(self) -> str:
-        sizes = "".join(f", {name}={size}" for name, size in self.sizes)
-        moments = "mean and variance" if self.centered else "mean square"
-        return f"[{self.axes}]{sizes}: {moments} over {self.reduced}, parameters per {self.params or 'tensor'}, eps {self.eps:g}"
 
     def factor(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """The axes of a tensor of this shape, in logical order."""
@@ -147,7 +144,7 @@ def _strides(named: list[tuple[str, int, int, int]], words: str) -> list[int]:
     return strides
 
 
-# The definitions. `clauses` are the fields of NormSpec that any norm may add: activation, weight_offset.
+# The definitions. `clauses` are further fields of NormSpec.
 
 
 def layer_norm(rank: int, eps: float = 1e-5, granularity: str = "element", modulated: bool = False, **clauses: Any) -> NormSpec:
@@ -189,9 +186,12 @@ def layer_norm2d(eps: float = 1e-6, modulated: bool = False, **clauses: Any) -> 
     return NormSpec("n c *l", reduced="c", params="c", eps=eps, modulated="n c" if modulated else "", **clauses)
 
 
-def switchable_norm(mix: str, eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any) -> NormSpec:
-    """A mix of InstanceNorm ("-"), LayerNorm ("c") and BatchNorm ("n"), from the moments of each channel of a sample."""
-    return instance_norm(eps, channel_dim, modulated, mix=mix, **clauses)
+def switchable_norm(
+    positions: bool, using_bn: bool = True, eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **clauses: Any
+) -> NormSpec:
+    """A mix of InstanceNorm, if there are positions, LayerNorm, and BatchNorm, from the moments of each channel of a sample."""
+    norms = ["-"] * positions + ["c"] + ["n"] * using_bn
+    return instance_norm(eps, channel_dim, modulated, mix=", ".join(norms), **clauses)
 
 
 def _with_channels(word: str, channel_dim: int) -> str:

@@ -101,10 +101,6 @@ def _trailing(c: Case) -> tuple[int, ...]:
     return {"element": shape, "channel": shape[:1], "global": ()}[c.granularity]
 
 
-def _mix(c: Case) -> str:
-    return ", ".join(["-", "c", "n"][len(c.shape) == 2 : 3 if c.using_bn else 2])
-
-
 OPS = {
     "layer_norm": _Op(
         lambda c, t: (t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
@@ -145,7 +141,7 @@ OPS = {
             *(not c.evaluate, c.momentum, c.eps, c.using_bn),
         ),
         composed.switchable_norm,
-        lambda c, **clauses: spec.switchable_norm(_mix(c), c.eps, -1 if c.last else 1, c.modulate, **clauses),
+        lambda c, **clauses: spec.switchable_norm(len(c.shape) > 2, c.using_bn, c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
 }
 

@@ -1,7 +1,8 @@
 """Two oracles in fp64 and the error budget against which every result is held.
 
-`reference` is the definition as we read it, `torch.nn.functional` as torch reads it. The budget of an element is half an ulp of its dtype
-plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in docs/theory.md.
+`reference` is the definition as we read it, `composed` the same in torch's operations, one after the other. The budget of an element is
+half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in
+docs/theory.md.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from .cases import Case, Operands, Output
 Run = Callable[[Case, Operands], Output]
 
 AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
+
+
+DSUM = -0.5  # of dy: what arrives at the sum with a residual
 
 
 class Outcome(NamedTuple):
@@ -49,7 +53,7 @@ def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases
             return Outcome(*_both(run(case, operands._replace(**running))), **running)
     inputs = {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and name not in running}
     y, total = _both(run(case, operands._replace(**running, **inputs)))
-    outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * -0.5])  # something arrives at the sum, too
+    outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * DSUM])
     grads = torch.autograd.grad(outputs, list(inputs.values()), gradients)
     named = {f"d{name}": grad for name, grad in zip(inputs, grads)}
     return Outcome(y.detach(), None if total is None else total.detach(), **running, **named)
@@ -66,7 +70,7 @@ def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | 
         return given, Extras()
     norms = len(cases.spec_of(case).mix.split(","))
     mean_share, var_share = (logits[-norms:].softmax(0) for logits in (t.mean_weight, t.var_weight))
-    return (None, None), Extras(None, None, None, mean_share, var_share, *given)
+    return (None, None), Extras(mean_weight=mean_share, var_weight=var_share, running_mean=given[0], running_var=given[1])
 
 
 def _by_reference(case: Case, t: Operands) -> Output:
@@ -149,6 +153,9 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
     if t.mean_weight is not None and t.var_weight is not None:
         dx, mean_off, var_off = _mixed(axes, x_, result, mix, wdy, size)
         dmean_weight, dvar_weight = mean_off.expand_as(t.mean_weight), var_off.expand_as(t.var_weight)
+
+    if t.residual is not None:
+        dx = dx + plain * (DSUM * dy_).abs()
 
     def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
         """What is allowed to a running statistic that a batch's moment was mixed into."""

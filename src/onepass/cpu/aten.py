@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, contiguous_stride, laid_out
-from ..reference import Axes, Gradients, Needs, Result
+from ..reference import Axes, Gradients, Needs, Result, affine, normalize
 
 
 class _Rows:
@@ -25,27 +25,27 @@ class _Rows:
         spec = problem.spec
         self.as_it_is = _contiguous(problem) and spec.axes.endswith(spec.reduced) and spec.params == spec.reduced
         self.shape = problem.shape if self.as_it_is else (problem.x.outer, problem.x.run)
-        self.tail = problem.shape[-len(spec.reduced.split()) :] if self.as_it_is else (problem.x.run,)
-        self.column = *self.shape[: len(self.shape) - len(self.tail)], *(1 for _ in self.tail)
+        self.row = problem.shape[-len(spec.reduced.split()) :] if self.as_it_is else (problem.x.run,)
+        self.column = *self.shape[: len(self.shape) - len(self.row)], *(1 for _ in self.row)
         self.eps, self.centered = spec.eps, spec.centered
-        self.param_shape = self.tail
+        self.param_shape = self.row
 
     def infer(self, problem: NormProblem):
-        tail, eps = self.tail, self.eps
+        row, eps = self.row, self.eps
         if self.centered:  # the call that must cost little more than torch's own
-            return lambda x, weight, bias, mean, var: torch.layer_norm(x, tail, weight, bias, eps, False)
+            return lambda x, weight, bias, mean, var: torch.layer_norm(x, row, weight, bias, eps, False)
         if problem.weight in (None, problem.dtype):
-            return lambda x, weight, bias, mean, var: torch.rms_norm(x, tail, weight, eps)
+            return lambda x, weight, bias, mean, var: torch.rms_norm(x, row, weight, eps)
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
         if self.centered:
-            return Result(*torch.native_layer_norm(x, self.tail, weight, bias, self.eps), var=None)
-        y, rstd = torch.ops.aten._fused_rms_norm(x, self.tail, weight, self.eps)
+            return Result(*torch.native_layer_norm(x, self.row, weight, bias, self.eps), var=None)
+        y, rstd = torch.ops.aten._fused_rms_norm(x, self.row, weight, self.eps)
         return Result(y, None, rstd, None)
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         mean, rstd = mean.view(self.column), rstd.view(self.column)
-        return torch.ops.aten.native_layer_norm_backward(dy, x, self.tail, mean, rstd, weight, bias, needs)
+        return torch.ops.aten.native_layer_norm_backward(dy, x, self.row, mean, rstd, weight, bias, needs)
 
 
 class _RowGroups:
@@ -117,7 +117,7 @@ def forward(plan: Plan, problem: NormProblem):
     kernel = KERNELS[plan.variant](problem)
     half = problem.dtype != problem.acc
 
-    def affine(
+    def launch(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
     ) -> Result:
         if half and weight is None and bias is None:
@@ -129,19 +129,19 @@ def forward(plan: Plan, problem: NormProblem):
         return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
 
     def with_tail(*operands: Any) -> Result:
-        result, extras = affine(*operands[:5]), operands[5] if len(operands) > 5 else NONE
+        result, extras = launch(*operands[:5]), operands[5] if len(operands) > 5 else NONE
         axes = Axes(problem.spec, result.y)
         y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
         axes.tail(extras).into(y.view(axes.shape), axes.x(result.y))
         return result._replace(y=y)
 
-    return with_tail if problem.tail else affine
+    return with_tail if problem.tail else launch
 
 
 def backward(plan: Plan, problem: NormProblem):
     kernel = KERNELS[plan.variant](problem)
 
-    def affine(
+    def launch(
         dy: Tensor,
         x: Tensor,
         weight: Tensor | None,
@@ -170,17 +170,17 @@ def backward(plan: Plan, problem: NormProblem):
     def with_tail(dy: Tensor, x: Tensor, weight, bias, mean, rstd, needs, extras: Extras = NONE, var=None) -> Gradients:
         wanted = Needs(*needs)
         axes = Axes(problem.spec, x)
-        plain = _weight(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
-        u = axes.x(_unpacked(kernel.forward(_packed(x, problem, kernel), *plain).y, problem, kernel))
+        x_hat = normalize(axes.x(x), axes.stat(mean), rstd.reshape(axes.stat_shape))
+        u = affine(x_hat, axes.weight(weight), axes.bias(bias))
         dz, du = axes.tail(extras).back(axes.x(dy), u)
-        grads = affine(du.reshape(problem.shape), x, weight, bias, mean, rstd, needs, extras)
+        grads = launch(du.reshape(problem.shape), x, weight, bias, mean, rstd, needs, extras)
         scale, shift = extras.scale, extras.shift
         return grads._replace(
             dscale=axes.modulation.sum(dz * u, scale) if scale is not None and wanted.scale else None,
             dshift=axes.modulation.sum(dz, shift) if shift is not None and wanted.shift else None,
         )
 
-    return with_tail if problem.tail else affine
+    return with_tail if problem.tail else launch
 
 
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:

@@ -14,10 +14,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..moments import Moments, merge, moments, total
+from ..moments import Mix, Moments, merge, moments, total
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, View, contiguous_stride, laid_out
-from ..reference import Gradients, Needs, Result, Tail, affine, input_gradient, mixture, normalize
+from ..reference import Gradients, Needs, Result, Tail, affine, input_gradient, mix, normalize
 
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
@@ -115,9 +115,9 @@ class _Frame:
         """A statistic of the frame, back in the shape of the kept axes."""
         return stat.as_strided(self.problem.stat_shape, self.problem.stat_stride)
 
-    def mixture(self, mean: Tensor, var: Tensor, extras: Extras):
+    def mix(self, mean: Tensor, var: Tensor, extras: Extras) -> Mix:
         sets = Moments(self.count, self.kept(mean), self.kept(var) * self.count)
-        return mixture(self.problem.spec, self.problem.shape, sets, extras)
+        return mix(self.problem.spec, self.problem.shape, sets, extras)
 
     def spread(self, stat: Tensor, x: Tensor) -> Tensor:
         """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
@@ -197,7 +197,7 @@ def forward(plan: Plan, problem: NormProblem):
             assert mean_all is not None
             for whole, parts in frame.blocks:
                 reduce_(whole, parts)
-            mixed = frame.mixture(mean_all, var_all, extras)
+            mixed = frame.mix(mean_all, var_all, extras)
             rstd_all = torch.rsqrt(frame.stat(mixed.var) + spec.eps)
             mixed_mean = frame.stat(mixed.mean)
             for _, parts in frame.blocks:
@@ -233,7 +233,7 @@ def backward(plan: Plan, problem: NormProblem):
         mixed = None
         if spec.mix:
             assert mean_all is not None and var is not None
-            mixed = frame.mixture(mean_all, frame.stat(var), extras)
+            mixed = frame.mix(mean_all, frame.stat(var), extras)
             mean_all = frame.stat(mixed.mean)
         dx = frame.new_y(x) if needs.x else None
         dx_all = None if dx is None else frame.y(dx)
@@ -245,7 +245,7 @@ def backward(plan: Plan, problem: NormProblem):
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
 
         def load(part: Block) -> tuple[Tensor, ...]:
-            """x_hat, and the gradients of u, z and x_hat; u itself where it is needed."""
+            """x_hat; u, or x_hat itself where nothing follows the affine step; the gradients of z, u and x_hat."""
             x_ = _at(x_all, part).to(frame.acc)
             x_hat = frame.centered(x_, _maybe(mean_all, part)) * frame.spread(_at(rstd_all, part), x_)
             dy_ = _at(dy_all, part).to(frame.acc)
@@ -278,7 +278,7 @@ def backward(plan: Plan, problem: NormProblem):
                 dx_ = input_gradient(wdy, x_hat, *here)  # pyright: ignore[reportArgumentType]
                 _at(dx_all, part).copy_(dx_ if dsum_all is None else dx_ + _at(dsum_all, part))
 
-        weights: tuple[Tensor | None, ...] = (None, None)
+        dmean_weight = dvar_weight = None
         if mixed is None:
             for _, parts in frame.blocks:
                 apply(parts, reduce_(parts), c1, c2)
@@ -287,18 +287,11 @@ def backward(plan: Plan, problem: NormProblem):
             for _, parts in frame.blocks:
                 reduce_(parts)
             *cs, dmean_weight, dvar_weight = mixed.gradient(frame.kept(c1), frame.kept(c2), rstd)
-            weights = dmean_weight, dvar_weight
             for _, parts in frame.blocks:
                 apply(parts, None, *(frame.stat(c) for c in cs))
-        return Gradients(
-            dx,
-            *(frame.params.gradient(grad, param) for grad, param in zip(params, (weight, bias))),
-            *(frame.modulation.gradient(grad, param) for grad, param in zip(per_sample, (extras.scale, extras.shift))),
-            *(
-                None if grad is None or param is None else grad.to(param.dtype)
-                for grad, param in zip(weights, (extras.mean_weight, extras.var_weight))
-            ),
-        )
+        dweight, dbias = (frame.params.gradient(grad, param) for grad, param in zip(params, (weight, bias)))
+        dscale, dshift = (frame.modulation.gradient(grad, param) for grad, param in zip(per_sample, (extras.scale, extras.shift)))
+        return Gradients(dx, dweight, dbias, dscale, dshift, dmean_weight, dvar_weight)
 
     return launch
 
