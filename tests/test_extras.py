@@ -322,6 +322,9 @@ def test_out_may_share_a_buffer():
     for bad in (memory[:, 7:15], memory[:, 1:9], memory.view(-1)[24:56].view(4, 8), torch.zeros(100).as_strided((4, 8), (4, 1))):
         with pytest.raises(RuntimeError, match="single memory location"):
             O.layer_norm(x, (8,), out=bad)
+    square = torch.randn(6, 6)
+    with pytest.raises(RuntimeError, match="shares memory with input without being it"):
+        O.layer_norm(square, (6,), out=square.t())
     one = torch.randn(2, 1, 8)
     assert O.layer_norm(one, (8,), out=one.as_strided((2, 1, 8), (8, 3, 1))).data_ptr() == one.data_ptr()
 

@@ -117,12 +117,17 @@ def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
             f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
         )
     for t in (x, *others):
-        if t is not None and _share(out, t) and not (t is x and out.data_ptr() == x.data_ptr() and _steps(out) == _steps(x)):
+        if t is not None and _share(out, t) and not (t is x and _same(out, x)):
             what = "input without being it" if t is x else "another argument"
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
                 f"shares memory with {what}: pass input itself, or memory of its own"
             )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape are element by element the same memory; the stride of a dimension of one does not matter."""
+    return a.data_ptr() == b.data_ptr() and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride()))
 
 
 def _steps(t: Tensor) -> list[tuple[int, int]]:
@@ -168,6 +173,8 @@ def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_
         if not isinstance(t, Tensor):
             raise TypeError(f"argument '{name}' must be Tensor, not {type(t).__name__}; convert it with torch.as_tensor")
     for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
+        if isinstance(size, float):
+            raise TypeError(f"argument '{name}' must be int, not float; got {name}={size}")
         if size < (name == "hidden_size"):
             raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")
     for name, t in (("input", x), ("out", out)):
