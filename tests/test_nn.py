@@ -137,6 +137,7 @@ def test_a_module_is_checked_when_it_is_made():
         (lambda: onepass.nn.LayerNorm(4, granularity="pixel"), "granularity='pixel' is unknown; expected one of element, channel, global"),
         (lambda: onepass.nn.RMSNorm(4, elementwise_affine=False, weight_offset=1.0), "weight_offset=1.0 was given without a weight"),
         (lambda: onepass.nn.GroupNorm(2, 4, channel_dim=2), "channel_dim=2"),
+        (lambda: onepass.nn.SwitchableNorm2d(4, momentum=None), "momentum=None"),
     ):
         with pytest.raises(ValueError, match=message):
             make()

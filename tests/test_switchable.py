@@ -173,4 +173,6 @@ def test_one_reduce_and_one_apply(monkeypatch):
 
 def test_explain_says_what_is_mixed():
     text = str(onepass.explain(O.switchable_norm, torch.randn(4, C, 5), torch.zeros(3), torch.zeros(3), training=True))
-    assert "formula" in text and "mixes the statistics" in text
+    assert "formula" in text and "mixes the statistics" in text and "(given)" not in text
+    evaluated = str(onepass.explain(onepass.nn.SwitchableNorm1d(C).eval(), torch.randn(4, C, 5)))
+    assert "of the set alone, of all sets along c, of all sets along n (given)" in evaluated

@@ -81,6 +81,16 @@ def test_a_shape_that_does_not_match():
         PAIRED.factor((2,))
 
 
+@pytest.mark.parametrize("size", [2, 5, 100])
+def test_a_weight_of_another_size(size):
+    """A norm that checks nothing itself must not read past its weight."""
+    x, memory = torch.randn(4, 6, 5), torch.ones(200)
+    with pytest.raises(ValueError, match=r"weight has shape \[\d+\], expected 6 elements"):
+        paired_group_norm(x, memory[:size], None)
+    with pytest.raises(ValueError, match="bias has shape"):
+        paired_group_norm(x, torch.ones(6), memory[:size])
+
+
 def test_a_shape_that_does_not_factor():
     with pytest.raises(ValueError, match=r"dimension 0 of shape .* is not divisible by 2"):
         paired_group_norm(torch.randn(5, 12, 4), None, None)

@@ -66,7 +66,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     if channels % num_groups:
         raise RuntimeError(
             f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.shape)} "
-            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}"
+            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}{'' if weight is None else _moved(x, weight, channel_dim)}"
         )
     sizes = [x.shape[0] * channels // num_groups, num_groups, *_positions(x, channel_dim)]
     _more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
@@ -278,6 +278,7 @@ def _shaped_like(normalized_shape: Sequence[int], *params: Named) -> None:
                     f"reshape it with {name}.reshape({list(normalized_shape)})"
                     if param.numel() == prod(normalized_shape)
                     else f"expected one {name} per normalized element"
+                    + (", for one per channel pass granularity='channel'" if list(param.shape) == list(normalized_shape[:1]) else "")
                 )
             )
 

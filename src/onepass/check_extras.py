@@ -49,6 +49,11 @@ def either_end(channel_dim: int) -> None:
         raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
 
 
+def constant_momentum(momentum: Any) -> None:
+    if momentum is None:
+        raise ValueError("momentum=None, a cumulative average, needs a count of batches, which SwitchableNorm does not keep: try 0.1")
+
+
 def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
     """scale and shift, each (N, C)."""
     if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
@@ -69,10 +74,17 @@ def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | Non
         if t is None:
             continue
         if tuple(t.shape) != expected:
-            same = "; its dimensions of one are not needed" if [n for n in t.shape if n != 1] == [n for n in expected if n != 1] else ""
+            if list(t.shape) in ([expected[1]], [1, expected[1]]):
+                fix = f"; repeat it with .expand{expected}"
+            elif t.numel() == expected[0] * expected[1]:
+                fix = f"; reshape it with .reshape{expected}"
+            elif t.shape == x.shape:
+                fix = "; one per position is not taken: apply it to the output, or flatten the positions of input into its samples"
+            else:
+                fix = ""
             raise RuntimeError(
                 f"Expected {name} to have shape {list(expected)}, one per sample and channel of input of shape {list(x.shape)}, but got "
-                f"{list(t.shape)}{same}: reshape it with .reshape{expected}"
+                f"{list(t.shape)}{fix}"
             )
         if t.dtype not in FLOATS or (t.dtype == torch.float64 and x.dtype != torch.float64):
             raise RuntimeError(f"{name} has dtype {t.dtype} and input {x.dtype}; convert it with .to({x.dtype})")
@@ -114,7 +126,7 @@ def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
     if not _nested(out):
         raise RuntimeError(
             f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
-            f"{out.stride()} for shape {list(out.shape)}: pass out.contiguous()"
+            f"{out.stride()} for shape {list(out.shape)}: allocate it with torch.empty_like(input)"
         )
     for t in (x, *others):
         if t is not None and _share(out, t) and not (t is x and _same(out, x)):
@@ -186,7 +198,7 @@ def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_
         if not t.is_contiguous():
             raise RuntimeError(
                 f"Expected {name} to be contiguous, rows of hidden_size={hidden_size} elements one after another, but got strides "
-                f"{list(t.stride())} for shape {list(t.shape)}; pass {name}.contiguous(), or call layer_norm, which takes any strides"
+                f"{list(t.stride())} for shape {list(t.shape)}; call layer_norm with out=, which takes any strides"
             )
     if out.dtype != x.dtype or out.device != x.device:
         raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device} as input, but got {out.dtype} on {out.device}")

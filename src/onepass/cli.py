@@ -99,6 +99,8 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _demo(args: argparse.Namespace) -> int:
+    if not args.picture.absolute().parent.is_dir():
+        raise FileNotFoundError(f"--picture {args.picture}: there is no folder {args.picture.absolute().parent}")
     print(f"onepass {__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
     print("error: the largest of y, as a fraction of the error budget against an fp64 oracle (docs/theory.md); times in ms\n")
     rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's", "forward", "torch", "with backward", "torch"]]
@@ -136,7 +138,6 @@ def _draw(path: Path) -> None:
     if find_spec("matplotlib") is None:
         print("no picture: it needs matplotlib, `pip install onepass[demo]`")
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     picture.draw(path)
     print(f"which elements each norm averages over: {path}")
 

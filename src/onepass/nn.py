@@ -317,6 +317,7 @@ class _SwitchableNorm(_Channels):
     ) -> None:
         super().__init__()
         self._extend(activation=activation, channel_dim=channel_dim)
+        check_extras.constant_momentum(momentum)
         self.num_features, self.eps, self.momentum, self.using_bn = num_features, eps, momentum, using_bn
         new = {"device": device, "dtype": dtype}
         for name, size in (("weight", num_features), ("bias", num_features), ("mean_weight", 2 + using_bn), ("var_weight", 2 + using_bn)):
@@ -352,7 +353,8 @@ class _SwitchableNorm(_Channels):
         )
 
     def extra_repr(self) -> str:
-        words = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, using_bn={self.using_bn}"
+        words = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, "
+        words += f"track_running_stats={self.running_mean is not None}, using_bn={self.using_bn}"
         return ", ".join(filter(None, [words, super().extra_repr()]))
 
 

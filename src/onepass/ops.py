@@ -87,6 +87,18 @@ _ready: dict[tuple[Any, ...], Ready] = {}
 _MOST = 4096  # kinds of call kept ready; serving with ever new shapes must not grow without bound
 
 
+def _bind(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras) -> NormProblem:
+    """`bind`, after a last look at what a kernel would read past the end of. (What users pass was checked with better words.)"""
+    problem = bind(spec, x, weight, bias, given, track, extras)
+    for name, param in (("weight", weight), ("bias", bias)):
+        if param is not None and param.numel() != problem.param_size:
+            raise ValueError(
+                f"{name} has shape {list(param.shape)}, expected {problem.param_size} elements: {spec.params!r} of [{spec.axes}] "
+                f"for x of shape {list(x.shape)}"
+            )
+    return problem
+
+
 def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -> Ready:
     options = current.get()
     if options.explain:
@@ -124,7 +136,8 @@ def norm(
     try:
         ready = _ready.get(key)
         if ready is None:
-            ready = _prepare(key, bind(define(x, weight, bias, *args), x, weight, bias, var is not None), x.device)
+            spec = define(x, weight, bias, *args)
+            ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, False, NONE), x.device)
         if _grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
@@ -159,7 +172,7 @@ def full(
     ready = _ready.get(key)
     if ready is None:
         spec = define(summed_like(x, extras.residual), weight, bias, *args)
-        ready = _prepare(key, bind(spec, x, weight, bias, var is not None, track, extras), x.device)
+        ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, track, extras), x.device)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
     return ready.forward(x, weight, bias, mean, var, extras)
@@ -277,7 +290,7 @@ def _differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extra
 
 def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras = NONE) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
-    problem = bind(spec, x, weight, bias, given, track, extras)
+    problem = _bind(spec, x, weight, bias, given, track, extras)
     key = (problem, x.device, current.get())
     return _ready.get(key) or _prepare(key, problem, x.device)
 

@@ -142,6 +142,7 @@ def _sets(p: NormProblem) -> str:
         return words + f"their {moments} are given, eps {p.spec.eps:g}"
     if p.spec.mix:
         norms = ["of the set alone" if norm.strip() == "-" else f"of all sets along {norm.strip()}" for norm in p.spec.mix.split(",")]
+        norms[-1] += " (given)" if p.last_given else ""
         return words + f"each uses a weighted mean of the means, and of the variances, {', '.join(norms)}; eps {p.spec.eps:g}"
     return words + f"each shares one {moments}, eps {p.spec.eps:g}"
 

@@ -90,6 +90,7 @@ class NormProblem:
     weight: torch.dtype | None
     bias: torch.dtype | None
     given: bool  # mean and variance are operands, not computed: evaluation mode
+    last_given: bool  # the same, of the last norm of a mix
     track: bool  # the variance is wanted beside rstd, for running statistics
     x: View | None  # None: this memory has no four-axis view
     y: View | None
@@ -172,6 +173,7 @@ def bind(
         weight=None if weight is None else weight.dtype,
         bias=None if bias is None else bias.dtype,
         given=given,
+        last_given=extras.running_mean is not None,
         track=track,
         x=x_view,
         y=y_view,
