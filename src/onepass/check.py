@@ -66,7 +66,7 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     if channels % num_groups:
         raise RuntimeError(
             f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.shape)} "
-            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}{'' if weight is None else _moved(x, weight, channel_dim)}"
+            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}{_moved(x, weight, channel_dim)}"
         )
     sizes = [x.shape[0] * channels // num_groups, num_groups, *_positions(x, channel_dim)]
     _more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
@@ -410,8 +410,10 @@ def _more_than_one(sizes: Sequence[int], hint: str) -> None:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}; {hint}")
 
 
-def _moved(x: Tensor, param: Tensor, channel_dim: int | None = None) -> str:
+def _moved(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
     """A hint where the parameter fits the other place of the channels."""
+    if not isinstance(param, Tensor):
+        return ""
     if channel_dim == -1 and x.dim() > 2 and param.numel() == x.shape[1] != x.shape[-1]:
         return "; its size is that of dimension 1 of input: is input (N, C, ...)? Then leave channel_dim at 1"
     if channel_dim != -1 and x.dim() > 2 and param.numel() == x.shape[-1] != x.shape[1]:

@@ -161,7 +161,7 @@ class Axes:
     def __init__(self, spec: NormSpec, x: Tensor) -> None:
         axes = spec.factor(x.shape)
         self.spec, self.acc = spec, accumulator(x.dtype)
-        self.shape = [axis.size for axis in axes]
+        self.x_shape, self.shape = x.shape, [axis.size for axis in axes]
         self.dims = [i for i, axis in enumerate(axes) if axis.reduced]
         self.stat_shape = [1 if axis.reduced else axis.size for axis in axes]
         self.kept_shape = [axis.size for axis in axes if not axis.reduced]
@@ -195,11 +195,11 @@ def mix(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: Extras) -> 
 
 
 def _statistics(axes: Axes, x: Tensor, extras: Extras) -> tuple[Moments, Tensor | None, Tensor, Mix | None]:
-    """The sets' own moments, and mean and variance to apply: the same, or mixed."""
-    taken = moments(axes.x(x), axes.dims, axes.spec.centered)
+    """The sets' own moments, and mean and variance to apply: the same, or mixed. x has the axes' shape."""
+    taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
         return taken, taken.mean, taken.var, None
-    mixed = mix(axes.spec, x.shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
+    mixed = mix(axes.spec, axes.x_shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
     return taken, axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape), mixed
 
 
@@ -218,13 +218,14 @@ def forward(
     """
     total = x if extras.residual is None else x + extras.residual
     axes = Axes(spec, total)
+    x_ = axes.x(total)
     if var is not None:
         own_mean, own_var = mean_, var_ = axes.stat(mean), var.to(axes.acc).reshape(axes.stat_shape)
     else:
-        taken, mean_, var_, _ = _statistics(axes, total, extras)
+        taken, mean_, var_, _ = _statistics(axes, x_, extras)
         own_mean, own_var = taken.mean, taken.var
     rstd = torch.rsqrt(var_ + spec.eps)
-    u = affine(normalize(axes.x(total), mean_, rstd), axes.weight(weight), axes.bias(bias))
+    u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
     y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
     summed = None if extras.residual is None else total
     return Result(y, axes.kept(own_mean), rstd.reshape(axes.kept_shape), axes.kept(own_var), summed)
@@ -249,7 +250,7 @@ def backward(
     if given is not None:
         mean, rstd, mixed = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape), None
     else:
-        _, mean, var, mixed = _statistics(axes, x, extras)
+        _, mean, var, mixed = _statistics(axes, x_, extras)
         rstd = torch.rsqrt(var + spec.eps)
     x_hat = normalize(x_, mean, rstd)
     weight_ = axes.weight(weight)

@@ -23,8 +23,6 @@ from .cases import Case, Operands, Output
 Run = Callable[[Case, Operands], Output]
 
 AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
-
-
 DSUM = -2  # times dy, exact in every dtype: what arrives at the sum with a residual
 
 
@@ -153,7 +151,6 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
     if t.mean_weight is not None and t.var_weight is not None:
         dx, mean_off, var_off = _mixed(axes, x_, result, mix, wdy, size)
         dmean_weight, dvar_weight = mean_off.expand_as(t.mean_weight), var_off.expand_as(t.var_weight)
-
     if t.residual is not None:
         dx = dx + plain * (DSUM * dy_).abs()
 

@@ -128,8 +128,8 @@ def forward(plan: Plan, problem: NormProblem):
         mean, var = (None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride) for stat in (mean, var))
         return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
 
-    def with_tail(*operands: Any) -> Result:
-        result, extras = launch(*operands[:5]), operands[5] if len(operands) > 5 else NONE
+    def with_tail(x: Tensor, weight, bias, mean, var, extras: Extras = NONE) -> Result:
+        result = launch(x, weight, bias, mean, var)
         axes = Axes(problem.spec, result.y)
         y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
         axes.tail(extras).into(y.view(axes.shape), axes.x(result.y))
