@@ -23,7 +23,7 @@ ARROWS = {
     "cpu": {"plan", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
-    "bench": {"functional", "families", "plan", "reference", "problem", "spec", "moments"},
+    "bench": {"__init__", "functional", "families", "plan", "device", "reference", "problem", "spec", "moments"},
     "cli": {"__init__", "bench", "families", "ops", "plan", "device", "spec"},
 }
 

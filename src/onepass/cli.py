@@ -1,30 +1,28 @@
-"""The command line: onepass demo | doctor | run | verify."""
+"""The command line: onepass demo | doctor | run | verify | bench | report."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
-import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import __version__, device, ops
-from .bench import cases, oracle, picture, timing, verify
+from .bench import cases, command, oracle, picture, record, timing, verify
 from .bench.cases import Case
+from .bench.record import dtype_name
+from .bench.terminal import progress, table
 from .families import FAMILIES
 from .plan import explain, force
 from .spec import ACTIVATIONS, GRANULARITIES
 
-T = TypeVar("T")
 _LAYOUT = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 DEMO = [
@@ -54,34 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("doctor", help="versions, devices, and what each norm would run on").set_defaults(run=_doctor)
     _add_verify(commands.add_parser("verify", help="the whole case list against both oracles; run this on new hardware"))
     _add_run(commands.add_parser("run", help="one problem of your choice"))
+    command.add_bench(commands.add_parser("bench", help="the speed of every row of the suite, beside torch and the speed of a copy"))
+    command.add_report(commands.add_parser("report", help="write the results of bench into docs/measured.md"))
     args = parser.parse_args(argv)
     try:
         return args.run(args)
     except (OSError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError, NotImplementedError) as error:
         print(f"onepass: {error}", file=sys.stderr)
         return 2
-
-
-def _progress(items: Iterable[T], total: int, label: Callable[[T], str]) -> Iterator[T]:
-    """Yield the items, with a bar on the terminal."""
-    live = sys.stderr.isatty()
-    for done, item in enumerate(items, 1):
-        if live:
-            bar = "█" * (20 * done // total)
-            print(f"\r\033[K{bar:░<20} {done}/{total} {label(item)}", end="", file=sys.stderr, flush=True)
-        yield item
-    if live:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([lines[0], "─" * len(lines[0]), *lines[1:]])
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _title(case: Case) -> str:
@@ -105,7 +83,7 @@ def _demo(args: argparse.Namespace) -> int:
     print("error: the largest of y, as a fraction of the error budget against an fp64 oracle (docs/theory.md); times in ms\n")
     rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's", "forward", "torch", "with backward", "torch"]]
     within = True
-    for case in _progress(DEMO, len(DEMO), lambda case: case.name):
+    for case in progress(DEMO, len(DEMO), lambda case: case.name):
         operands = cases.make(case)
         dy = cases.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
@@ -127,7 +105,7 @@ def _demo(args: argparse.Namespace) -> int:
                 *(f"{ours.forward:.2g}", f"{torchs.forward:.2g}", *(_milliseconds(t.median) for t in speed)),
             ]
         )
-    print(_table(rows))
+    print(table(rows))
     print("\nplan: forward | backward. aten: torch's own kernel, where it keeps the error budget; formula: ours, where it does not.")
     print("every result of onepass, gradients included, is within the budget" if within else "FAILED: an error exceeds the budget")
     _draw(args.picture)
@@ -195,7 +173,7 @@ def _trouble(case: Case, name: str) -> str:
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
-    parser.add_argument("--dtype", choices=[_dtype(d) for d in verify.DTYPES], help="only this dtype")
+    parser.add_argument("--dtype", choices=[dtype_name(d) for d in verify.DTYPES], help="only this dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reasons", action="store_true", help="say why each family passes")
     parser.add_argument("--out", type=Path, help="also write the cells to this file, one JSON object a line")
@@ -204,29 +182,27 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 def _verify(args: argparse.Namespace) -> int:
     which = [case for case in cases.CASES if args.op in (None, case.op)]
-    dtypes = [d for d in verify.DTYPES if args.dtype in (None, _dtype(d))]
+    dtypes = [d for d in verify.DTYPES if args.dtype in (None, dtype_name(d))]
     total = len(which) * len(dtypes) * len(FAMILIES)
-    name = device.describe(torch.device(args.device)).name or platform.machine()
-    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {name}")
+    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
     print("forward/backward: the worst error as a fraction of the budget; – : not supported there, --reasons says why\n")
     cells: dict[tuple[str, str], dict[torch.dtype, verify.Cell]] = defaultdict(dict)
-    for cell in _progress(verify.verify(which, dtypes, args.device, args.seed), total, lambda cell: cell.case.name):
+    for cell in progress(verify.verify(which, dtypes, args.device, args.seed), total, lambda cell: cell.case.name):
         cells[cell.case.name, cell.family][cell.dtype] = cell
-    rows = [["case", "family", *map(_dtype, dtypes)]]
+    rows = [["case", "family", *map(dtype_name, dtypes)]]
     rows += [[name, family, *(_cell(row[d]) for d in dtypes)] for (name, family), row in cells.items()]
-    print(_table(rows))
+    print(table(rows))
     every = [cell for row in cells.values() for cell in row.values()]
     failed = [cell for cell in every if not cell.ok]
     for cell in failed:
-        print(f"FAILED {cell.case.name}, {cell.family}, {_dtype(cell.dtype)}: {cell.fault or 'error beyond the budget'}")
+        print(f"FAILED {cell.case.name}, {cell.family}, {dtype_name(cell.dtype)}: {cell.fault or 'error beyond the budget'}")
     if args.reasons:
         print()
         for reason in sorted({reason for cell in every for reason in cell.reasons}):
             print(f"- {reason}")
     if args.out:
-        run = {"device": args.device, "name": name, "torch": torch.__version__, "onepass": __version__, "commit": _commit()}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("".join(json.dumps(_record(cell) | run) + "\n" for cell in every))
+        origin = record.origin(args.device)
+        record.write(args.out, (_record(cell) | origin for cell in every))
     ran = sum(cell.forward is not None for cell in every)
     print(f"\n{len(every)} cells: {ran - len(failed)} within the budget, {len(every) - ran} not supported, {len(failed)} failed")
     return 1 if failed else 0
@@ -234,16 +210,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 def _record(cell: verify.Cell) -> dict[str, Any]:
     numbers = {"forward": cell.forward, "backward": cell.backward, "ok": cell.ok}
-    return {"case": cell.case.name, "family": cell.family, "dtype": _dtype(cell.dtype), **numbers}
-
-
-def _commit() -> str:
-    """The commit that runs, from git or, where the sources travelled without it, from ONEPASS_COMMIT."""
-    try:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("ONEPASS_COMMIT", "unknown")
+    return {"case": cell.case.name, "family": cell.family, "dtype": dtype_name(cell.dtype), **numbers}
 
 
 def _cell(cell: verify.Cell) -> str:
@@ -273,7 +240,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--granularity", default="element", choices=GRANULARITIES, help="layer_norm: what its parameters belong to")
     parser.add_argument("--last", action="store_true", help="group, instance, batch and switchable norm: channels last, (N, *, C)")
     parser.add_argument("--no-bn", dest="using_bn", action="store_false", help="switchable_norm: without BatchNorm")
-    parser.add_argument("--dtype", default="float32", choices=[_dtype(d) for d in verify.DTYPES])
+    parser.add_argument("--dtype", default="float32", choices=[dtype_name(d) for d in verify.DTYPES])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=[family.name for family in FAMILIES], help="pin a kernel family")
@@ -306,7 +273,7 @@ def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bo
         if outcome is not None and value is not None and error is not None:
             largest = (outcome.double() - value).abs().nan_to_num().max().item() if outcome.numel() else 0.0
             rows.append([name, f"{largest:.3g}", f"{error:.3f}", f"{other:.3f}"])
-    print(f"\n{_table(rows)}\nthe two oracles differ by {exact.disagreement:.2g} of what they may")
+    print(f"\n{table(rows)}\nthe two oracles differ by {exact.disagreement:.2g} of what they may")
     return exact.disagreement <= 1 and max(worst.forward, worst.backward or 0) <= 1
 
 
@@ -318,7 +285,7 @@ def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> Non
         ]
         times = timing.interleaved([*runs, operands.x.clone])
         rows.append([name, *(f"{_milliseconds(t.median)} ({_milliseconds(t.low)}-{_milliseconds(t.high)})" for t in times)])
-    print(f"\n{_table(rows)}")
+    print(f"\n{table(rows)}")
 
 
 if __name__ == "__main__":

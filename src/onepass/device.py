@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -13,12 +16,23 @@ class Device:
 
     kind: str  # torch's device type: "cpu", "cuda", ...
     name: str = ""
+    sms: int = 0  # multiprocessors, or compute units
+    warp: int = 32  # threads that run together
+    shared: int = 0  # bytes of shared memory that a program may have
+    no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
 
 
+@cache
 def describe(device: torch.device) -> Device:
     """The Device a tensor lives on.
 
     Example: `describe(torch.device("cpu")).kind` is `"cpu"`.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return Device(device.type, name)
+    missing = "" if find_spec("triton") else "Triton is not installed"
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, missing)
+    if os.environ.get("TRITON_INTERPRET") == "1":  # Triton's interpreter, for tests: programs run one by one on the CPU
+        return Device(device.type, "interpreter", 4, 32, 2**17, missing)
+    return Device(device.type)

@@ -1,9 +1,12 @@
-"""The kernel families: what each can do, and its reasons where it cannot.
+"""The kernel families: what each can do, its reasons where it cannot, and what it would cost.
 
-A family is data: a name, the module that runs it, and `unsupported`. A new one joins by standing in FAMILIES; no caller changes. Its module
-is imported on first use and offers `forward` and `backward` (and `infer`, if it knows a shorter way to y alone), each of which takes a Plan
-and a NormProblem and returns a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's device
-is for it to notice.
+A family is data: a name, the module that runs it, `unsupported` and `cost`. A new one joins by standing in FAMILIES; no caller changes. Its
+module is imported on first use and offers `forward` and `backward` (and `infer`, if it knows a shorter way to y alone), each of which takes
+a Plan and a NormProblem and returns a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's
+device is for it to notice.
+
+A GPU family is a walk and a residency: `row` and `tile` keep a set in one program and read x once, `row_reread` and `tile_reread` read
+it twice, whatever its size, `apply` has its statistics given.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from math import prod
 
 import torch
 
+from . import tiling
 from .device import Device
 from .problem import NormProblem, contiguous_stride
+from .tiling import Pass
 
 FORWARD, BACKWARD = "forward", "backward"
+Passes = Callable[[NormProblem, Device, bool], tuple[Pass, ...]]  # the last: see plan.batch_invariant
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,9 @@ class Family:
     what: str  # in words
     module: str  # relative to onepass
     unsupported: Callable[[NormProblem, Device, str], list[str]]
+    cost: Callable[[NormProblem, Device, str], float]  # microseconds, roughly: only their order counts
     variant: Callable[[NormProblem], str] = lambda problem: ""
+    passes: Passes = lambda problem, device, invariant: ()
 
 
 def aten_variant(problem: NormProblem) -> str:
@@ -97,9 +105,104 @@ def _reference(problem: NormProblem, device: Device, direction: str) -> list[str
     return []
 
 
-# In order of preference; a cost model replaces the order once families compete.
+def _triton(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    """What no GPU family can do."""
+    if device.no_triton:
+        return [device.no_triton]
+    if problem.x is None:
+        return [_no_view(problem)]
+    reasons = []
+    if direction == BACKWARD:
+        reasons.append("its backward is not written yet")
+    if problem.acc == torch.float64:
+        reasons.append("kernels compute in float32, and float64 asks for more")
+    return reasons
+
+
+def _resident(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    """What no family can do that reads x once."""
+    reasons = _triton(problem, device, direction)
+    if problem.given:
+        reasons.append("the statistics are given: there is nothing to reduce")
+    if problem.spec.mix:
+        reasons.append("a mix needs the statistics of all sets before it applies any")
+    return reasons
+
+
+def _row(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _resident(problem, device, direction)
+    if problem.x is not None and problem.x.reps > 1:
+        reasons.append(f"a set is {problem.x.reps} runs, and a row is one")
+    if problem.x is not None and problem.x.run > tiling.LONGEST_ROW:
+        reasons.append(f"a row of {problem.x.run} is longer than the {tiling.LONGEST_ROW} that one program keeps")
+    return reasons
+
+
+def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _resident(problem, device, direction)
+    if problem.x is not None and tiling.tile_size(problem) > tiling.LARGEST_TILE:
+        reasons.append(
+            f"sets of {problem.x.reps} x {problem.x.run} are larger than the {tiling.LARGEST_TILE} elements that one program keeps"
+        )
+    return reasons
+
+
+def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _triton(problem, device, direction)
+    if problem.given:
+        reasons.append("the statistics are given: there is nothing to reduce")
+    return reasons
+
+
+def _tile_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _reread(problem, device, direction)
+    if problem.x is not None and problem.x.reps == 1:
+        reasons.append("a set is one run: there is nothing to reduce across")
+    return reasons
+
+
+def _apply(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _triton(problem, device, direction)
+    if not problem.given:
+        reasons.append("the statistics are not given")
+    return reasons
+
+
+def _torch_cost(passes: float) -> Callable[[NormProblem, Device, str], float]:
+    """Of chained torch operations: so many times the bytes that must be moved."""
+
+    def cost(problem: NormProblem, device: Device, direction: str) -> float:
+        return 10 * passes + passes * problem.min_bytes(direction) / (1e4 if device.kind == "cpu" else 3e6)
+
+    return cost
+
+
+def _triton_cost(passes: Passes, *walks: str) -> Callable[[NormProblem, Device, str], float]:
+    """x is read once for each kernel that reduces or applies, through the lines of memory that the walk touches, and written once."""
+
+    def cost(problem: NormProblem, device: Device, direction: str) -> float:
+        steps = passes(problem, device, False)
+        reads = sum(step.reduce + step.apply - step.resident for step in steps)
+        used = max(tiling.used(problem, walk) for walk in walks)
+        if tiling.divides(problem) and steps[0].resident and walks == (tiling.ROW,):
+            used *= 0.5
+        return 3 * len(steps) + problem.min_bytes(direction) * (reads + 1) / 2 / used / 3e6
+
+    return cost
+
+
+def _gpu(name: str, what: str, unsupported: Callable[[NormProblem, Device, str], list[str]], passes: Passes, *walks: str) -> Family:
+    return Family(name, what, "kernels.forward", unsupported, _triton_cost(passes, *walks), passes=passes)
+
+
+# Of equal cost, the first runs.
 FAMILIES = (
-    Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, aten_variant),
-    Family("formula", "reduce, combine and apply by torch operations on the view, block by block", "cpu.formula", _formula),
-    Family("reference", "the definition on logical axes", "cpu.definition", _reference),
+    Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, _torch_cost(1), aten_variant),
+    _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.row, tiling.ROW),
+    _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.tile, tiling.TILE),
+    _gpu("apply", "the statistics are given: x is read once", _apply, tiling.apply, tiling.ROW, tiling.TILE),
+    _gpu("row_reread", "sets are read along their runs, twice, large ones by several programs", _reread, tiling.row_reread, tiling.ROW),
+    _gpu("tile_reread", "programs read across sets, once to reduce and once to apply", _tile_reread, tiling.tile_reread, tiling.TILE),
+    Family("formula", "reduce, combine and apply by torch operations on the view, block by block", "cpu.formula", _formula, _torch_cost(8)),
+    Family("reference", "the definition on logical axes", "cpu.definition", _reference, _torch_cost(20)),
 )

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from . import reference
 from .device import describe
 from .families import BACKWARD, FORWARD
-from .plan import Asked, Options, Plan, current, plan
+from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
 from .problem import NONE, Extras, NormProblem, accumulator, bind, summed_like
 from .reference import Gradients, Needs, Result
 from .spec import NormSpec
@@ -61,8 +61,9 @@ class Ready:
 
     @cached_property
     def forward(self) -> Callable[..., Result]:
-        launch = _module(self.planned).forward(self.planned, self.problem)
-        if self.problem.addends is None:
+        module = _module(self.planned)
+        launch = module.forward(self.planned, self.problem)
+        if self.problem.addends is None or getattr(module, "adds", False):
             return launch
 
         def add_first(x: Tensor, weight, bias, mean, var, extras: Extras) -> Result:
@@ -100,7 +101,7 @@ def _bind(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None,
 
 
 def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -> Ready:
-    options = current.get()
+    options = wishes()
     if options.explain:
         raise Asked(problem, describe(device))
     if len(_ready) >= _MOST:
@@ -130,7 +131,7 @@ def norm(
     ):  # fmt: skip
         return full(define, args, x, weight, bias, mean, var).y
     key = (
-        define, args, current.get(), var is None, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
+        define, args, current.get(), batch_invariant.on, var is None, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
         weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
     )  # fmt: skip
     try:
@@ -166,7 +167,7 @@ def full(
     if way is not DIRECT:
         return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
     key = (
-        define, args, current.get(), track, x.stride(),
+        define, args, current.get(), batch_invariant.on, track, x.stride(),
         *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
     )  # fmt: skip
     ready = _ready.get(key)
@@ -291,7 +292,7 @@ def _differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extra
 def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras = NONE) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
     problem = _bind(spec, x, weight, bias, given, track, extras)
-    key = (problem, x.device, current.get())
+    key = (problem, x.device, current.get(), batch_invariant.on)
     return _ready.get(key) or _prepare(key, problem, x.device)
 
 

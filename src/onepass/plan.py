@@ -14,8 +14,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from .device import Device
-from .families import FAMILIES
+from .families import FAMILIES, Family
 from .problem import NormProblem
+from .tiling import Pass
 
 
 class Options(NamedTuple):
@@ -23,6 +24,7 @@ class Options(NamedTuple):
 
     family: str | None = None
     explain: bool = False
+    invariant: bool = False  # see `batch_invariant`
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Plan:
     module: str
     variant: str  # which kernel of the family
     direction: str
-    why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family passed over, with its reasons
+    why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot, with its reasons
+    passes: tuple[Pass, ...] = ()  # of a GPU family: its launches
 
     def __str__(self) -> str:
         return f"{self.family}.{self.variant}" if self.variant else self.family
@@ -46,20 +49,23 @@ current: ContextVar[Options] = ContextVar("onepass_options", default=DEFAULT)
 
 
 def plan(problem: NormProblem, device: Device, direction: str = "forward", options: Options = DEFAULT) -> Plan:
-    """The first family that supports the problem, or the pinned one.
+    """The cheapest family that supports the problem, or the pinned one.
 
     Example: `plan(bind(spec.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.
     """
     why_not: list[tuple[str, tuple[str, ...]]] = []
+    able: list[Family] = []
     for family in FAMILIES:
-        if options.family not in (None, family.name):
-            continue
-        reasons = family.unsupported(problem, device, direction)
-        if not reasons:
-            return Plan(family.name, family.module, family.variant(problem), direction, tuple(why_not))
-        why_not.append((family.name, tuple(reasons)))
-    reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
-    raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
+        if options.family in (None, family.name):
+            reasons = family.unsupported(problem, device, direction)
+            able += [] if reasons else [family]
+            why_not += [(family.name, tuple(reasons))] if reasons else []
+    if not able:
+        reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
+        raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
+    best = min(able, key=lambda family: family.cost(problem, device, direction))
+    passes = best.passes(problem, device, options.invariant)
+    return Plan(best.name, best.module, best.variant(problem), direction, tuple(why_not), passes)
 
 
 @contextmanager
@@ -76,6 +82,32 @@ def force(family: str | None) -> Iterator[None]:
         yield
     finally:
         current.reset(token)
+
+
+class batch_invariant:
+    """Whether a sample's result must not depend on how many samples come with it: process-wide, and as a context until its end.
+
+    On, work is cut by the size of a sample alone, where else it is cut to fill the GPU. The forward of the GPU families keeps this promise,
+    for samples of equal strides and alignment; norms whose sets span the batch cannot.
+
+    Example: `onepass.batch_invariant(True)`
+    """
+
+    on = False
+
+    def __init__(self, on: bool = True) -> None:
+        self._before, batch_invariant.on = batch_invariant.on, on
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        batch_invariant.on = self._before
+
+
+def wishes() -> Options:
+    """What the caller asks of the planner now."""
+    return current.get()._replace(invariant=batch_invariant.on)
 
 
 class Asked(Exception):
@@ -183,7 +215,7 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     Example: `print(onepass.explain(onepass.functional.group_norm, x, 32))`
     """
-    options = current.get()
+    options = wishes()
     token = current.set(options._replace(explain=True))
     try:
         (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a module may count its calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -148,7 +149,8 @@ OPS = {
 Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
 
 
-def by_onepass(case: Case, t: Operands) -> Output:
+def bound(case: Case, t: Operands) -> Callable[[], Output]:
+    """The call of our function, with its arguments."""
     keywords: dict[str, Any] = {}
     if case.modulate:
         keywords["modulate"] = t.scale, t.shift
@@ -162,8 +164,12 @@ def by_onepass(case: Case, t: Operands) -> Output:
         keywords["channel_dim"] = -1
     arguments = OPS[case.op].arguments(case, t)
     if t.residual is not None:
-        return getattr(functional, f"add_{case.op}")(t.x, t.residual, *arguments, **keywords)
-    return getattr(functional, case.op)(t.x, *arguments, **keywords)
+        return partial(getattr(functional, f"add_{case.op}"), t.x, t.residual, *arguments, **keywords)
+    return partial(getattr(functional, case.op), t.x, *arguments, **keywords)
+
+
+def by_onepass(case: Case, t: Operands) -> Output:
+    return bound(case, t)()
 
 
 def by_torch(case: Case, t: Operands) -> Output:
@@ -182,9 +188,10 @@ def spec_of(case: Case) -> NormSpec:
     return OPS[case.op].spec(case, activation=case.activation)
 
 
-def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0) -> Operands:
-    """The case's tensors: the same for the same seed, on every device."""
+def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, there: bool = False) -> Operands:
+    """The case's tensors: the same for the same seed, on every device. `there`: x and residual are normal, and drawn on the device."""
     generator = torch.Generator().manual_seed(seed + zlib.crc32(case.name.encode()))
+    on_device = torch.Generator(device).manual_seed(generator.initial_seed())
     op, mixes = OPS[case.op], case.op == "switchable_norm"
     param_dtype = accumulator(dtype) if case.wide else dtype
 
@@ -193,12 +200,18 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
             return None
         return (around + size * torch.randn(shape, generator=generator)).to(param_dtype).to(device)
 
+    def normal() -> Tensor:
+        if there:  # for 10⁹ elements, fp64 on the CPU takes a minute
+            return torch.randn(case.shape, generator=on_device, dtype=dtype, device=device)
+        return torch.randn(case.shape, generator=generator, dtype=torch.float64)
+
     running = (case.running or case.evaluate) and case.using_bn
     mean, var = param(running, 0.0, 0.5), param(running, 1.0, 0.1)
     per_sample = (case.shape[0], case.shape[case.channel_dim]) if case.modulate else ()
-    residual = torch.randn(case.shape, generator=generator, dtype=torch.float64) if case.residual else None
+    residual = normal() if case.residual else None
+    x = normal() if there else _values(case, generator)
     return Operands(
-        x=lay_out(_values(case, generator).to(dtype), case.layout, device),
+        x=lay_out(x.to(dtype), case.layout, device),
         weight=param(case.affine in ("both", "weight"), 1.0 - case.offset, 0.5),
         bias=param(case.affine in ("both", "bias") and op.has_bias, 0.0, 0.5),
         running_mean=mean,

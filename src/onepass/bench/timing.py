@@ -1,4 +1,4 @@
-"""Timing on the CPU: variants interleaved, medians with their spread."""
+"""Timing: variants interleaved, medians with their spread. On CUDA the device's time and the host's time of a call apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
 
 
 class Timing(NamedTuple):
@@ -25,7 +27,12 @@ def interleaved(variants: Sequence[Callable[[], Any]], seconds: float = 0.3) -> 
     while len(samples[0]) < 5 or (time.perf_counter() < end and len(samples[0]) < 200):
         for run, n, taken in zip(variants, repeats, samples):
             taken.append(_once(run, n))
-    return [Timing(statistics.median(s), *(statistics.quantiles(s, n=4)[i] for i in (0, 2))) for s in samples]
+    return [_summary(taken) for taken in samples]
+
+
+def _summary(samples: Sequence[float]) -> Timing:
+    low, median, high = statistics.quantiles(samples, n=4)
+    return Timing(median, low, high)
 
 
 def _once(run: Callable[[], Any], n: int) -> float:
@@ -39,3 +46,80 @@ def _repeats(run: Callable[[], Any]) -> int:
     """How many calls make a sample of about a millisecond, after a warm-up."""
     run()
     return max(1, min(1000, int(1e-3 / max(_once(run, 3), 1e-7))))
+
+
+def captured(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
+    """The replay of a CUDA graph of the call, "graph"; or the call itself, "events", where it cannot be captured."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except Exception:
+        torch.cuda.synchronize()  # raises where more is broken than the capture
+        return run, "events"
+    return graph.replay, "graph"
+
+
+def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[Timing]:
+    """What each call takes on the current CUDA device, between events, from a flushed L2; past 2 ms with fewer samples, at least 5.
+
+    A copy belongs here as it is, not captured: in a graph it becomes a memcpy node, at two thirds of its speed (H200, 2026-11-15).
+
+    Example: `copy, ours = device_times([lambda: y.copy_(x), captured(run)[0]])`
+    """
+    flush = _flush()
+
+    def sample(run: Callable[[], Any]) -> Callable[[], float]:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        flush()  # its 80 µs also let the host run ahead, so that its own time is not in the sample
+        start.record()
+        run()
+        stop.record()
+        return lambda: start.elapsed_time(stop) / 1e3
+
+    first = [sample(run) for run in variants]
+    torch.cuda.synchronize()
+    counts = [max(5, min(samples, int(samples * 2e-3 / max(seconds(), 1e-6)))) for seconds in first]
+    taken: list[list[Callable[[], float]]] = [[] for _ in variants]
+    for i in range(max(counts, default=0)):
+        for run, count, times in zip(variants, counts, taken):
+            if i < count:
+                times.append(sample(run))
+    torch.cuda.synchronize()
+    return [_summary([seconds() for seconds in times]) for times in taken]
+
+
+def _flush() -> Callable[[], Any]:
+    """Writes four times the L2, at least 256 MB."""
+    size = max(2**28, 4 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
+
+
+def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list[Timing]:
+    """What each call takes of the host, not waiting for the device, which is idle before every batch.
+
+    A batch has 20 calls, so that 40 launches each stay below the 1024 at which the host has to wait; fewer where the device is slow.
+    """
+    calls = [max(5, min(20, int(0.02 / _finished(run)))) for run in variants]
+    samples: list[list[float]] = [[] for _ in variants]
+    for _ in range(batches):
+        for run, n, taken in zip(variants, calls, samples):
+            torch.cuda.synchronize()
+            taken.append(_once(run, n))
+    torch.cuda.synchronize()
+    return [_summary(taken) for taken in samples]
+
+
+def _finished(run: Callable[[], Any]) -> float:
+    """Seconds of a call with the device's part in it."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start

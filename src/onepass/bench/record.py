@@ -1,0 +1,66 @@
+"""What results are written with: where they came from, and files of one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import date
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..device import describe
+
+Record = dict[str, Any]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def machine(device: str) -> str:
+    """The device's name; the CPU's architecture."""
+    return describe(torch.device(device)).name or platform.machine()
+
+
+def origin(device: str) -> Record:
+    """The fields that say where a result came from."""
+    return {
+        "device": device,
+        "name": machine(device),
+        "torch": torch.__version__,
+        "triton": import_module("triton").__version__ if find_spec("triton") else None,
+        "onepass": __version__,
+        "commit": _commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+def _commit() -> str:
+    """The commit that runs, from git or, where the sources travelled without it, from ONEPASS_COMMIT."""
+    try:
+        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("ONEPASS_COMMIT", "unknown")
+
+
+def read(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path: Path, records: Iterable[Record]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """Both, with new measurements in the place of old ones of the same row and provider on the same machine."""
+    return list({(r["row"], r["provider"], r["name"]): r for r in (*old, *new)}.values())

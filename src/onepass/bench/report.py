@@ -1,0 +1,82 @@
+"""The table of docs/measured.md, made from the records of `onepass bench`. Every row by every provider, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .providers import OURS, PROVIDERS
+from .record import Record
+from .suite import SUITE, Row
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+PEERS = [name for name in PROVIDERS if name != OURS]
+
+
+def updated(text: str, records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
+    """The text with the table between its marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the text has no {BEGIN} ... {END}")
+    return f"{before}{BEGIN}\n{table(records, suite)}\n{END}{after}"
+
+
+def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
+    """In Markdown, with where the numbers came from above it and what failed below."""
+    by_key = {(record["row"], record["provider"]): record for record in records}
+    missing = [f"{row.name} by {provider}" for row in suite for provider in PROVIDERS if (row.name, provider) not in by_key]
+    if missing:
+        raise ValueError(f"{len(missing)} results are missing: {'; '.join(missing)}")
+    used = [[by_key[row.name, provider] for provider in PROVIDERS] for row in suite]
+    flat = [record for group in used for record in group]
+    if len({record["name"] for record in flat}) > 1:
+        raise ValueError(f"the results are of several machines: {_all(flat, 'name')}")
+    head = ["case", "copy", "onepass (of copy speed; target)", *PEERS, "host, onepass / torch", "plan"]
+    lines = [head, ["---"] * len(head), *(_line(row, *group) for row, group in zip(suite, used))]
+    failed = [f"- {record['row']} by {record['provider']}: {record['error']}" for record in flat if "error" in record]
+    return "\n".join([_summary(used), "", *(f"| {' | '.join(line)} |" for line in lines), *([""] if failed else []), *failed])
+
+
+def _summary(used: list[list[Record]]) -> str:
+    flat = [record for group in used for record in group]
+    versions = ", ".join(f"{field} {_all(flat, field)}" for field in ("torch", "triton", "onepass", "commit"))
+    wanted = [ours for ours, *_ in used if ours["target"] is not None]
+    met = sum(bool(ours.get("met")) for ours in wanted)
+    lost = sum(any(_faster(peer, ours) for peer in peers) for ours, *peers in used)
+    return (
+        f"{_all(flat, 'name')}, {versions}, {_all(flat, 'date')}. Microseconds. Of {len(wanted)} targets {met} are met; on {lost} of "
+        f"{len(used)} rows a peer is faster, in bold."
+    )
+
+
+def _all(records: Iterable[Record], field: str) -> str:
+    return " and ".join(sorted({str(record[field]) for record in records}))
+
+
+def _line(row: Row, ours: Record, *peers: Record) -> list[str]:
+    hosts = " / ".join(_us(record.get("host_us")) for record in (ours, peers[0]))
+    cells = [f"**{_time(peer)}**" if _faster(peer, ours) else _time(peer) for peer in peers]
+    return [row.name, _us(ours["copy_us"]), _ours(row, ours), *cells, hosts, ours["plan"] or "–"]
+
+
+def _ours(row: Row, record: Record) -> str:
+    if "error" in record:
+        return _time(record)
+    excess = row.excess(record["us"], record["fraction"])
+    verdict = "" if excess is None else f"; {row.goal} ✓" if excess <= 0 else f"; {row.goal}, misses it by {excess:.2g}"
+    return f"{_time(record)} ({record['fraction']:.2f}{verdict})"
+
+
+def _faster(peer: Record, ours: Record) -> bool:
+    """A peer without a time never is; where we have none, every other is."""
+    return "us" in peer and peer["us"] < ours.get("us", float("inf"))
+
+
+def _time(record: Record) -> str:
+    if "error" in record:
+        return "failed"
+    return _us(record["us"]) + (" with host" if record["mode"] == "events" else "")
+
+
+def _us(us: float | None) -> str:
+    return "–" if us is None else f"{us:.0f}" if us >= 100 else f"{us:.1f}"

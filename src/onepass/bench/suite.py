@@ -1,0 +1,88 @@
+"""The rows that `onepass bench` measures: forward passes that users run, and what we want of them on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+
+from .cases import Case
+from .record import dtype_name
+
+Unit = Literal["fraction", "us"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One forward pass to measure. Its target is a fraction of copy speed to reach, or microseconds not to exceed."""
+
+    case: Case
+    dtype: torch.dtype
+    target: float | None = None
+    unit: Unit = "fraction"
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name} {dtype_name(self.dtype)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Of x."""
+        return prod(self.case.shape) * self.dtype.itemsize
+
+    @property
+    def copies(self) -> int:
+        """How often as much as x must at least be read and written: with a residual, x and it are read, y and the sum written."""
+        return 2 if self.case.residual else 1
+
+    @property
+    def goal(self) -> str:
+        if self.target is None:
+            return ""
+        return f"≥ {self.target:.2f}" if self.unit == "fraction" else f"≤ {self.target:g} µs"
+
+    def excess(self, us: float, fraction: float) -> float | None:
+        """By how much a result misses the target, in its unit; not above zero where it is met."""
+        if self.target is None:
+            return None
+        return self.target - fraction if self.unit == "fraction" else us - self.target
+
+
+def _row(op: str, shape: str, dtype: torch.dtype, target: float | None = None, unit: Unit = "fraction", **fields: Any) -> Row:
+    return Row(Case(op, tuple(map(int, shape.split("x"))), **fields), dtype, target, unit)
+
+
+_FP16, _BF16 = torch.float16, torch.bfloat16
+_NCHW, _NHWC = "contiguous", "channels_last"
+_SILU: dict[str, Any] = {"groups": 32, "activation": "silu"}
+_IMAGES = ("256x512x28x28", "64x64x112x112")
+_LARGE = {"32x512x256x256": 0.60, "8x512x256x256": 0.60, "2x512x256x256": 0.55, "1x128x1024x1024": 0.55, "2x128x512x512": 0.55}
+_LONG = {"4096x32768": 0.75, "2048x65536": 0.75, "1024x131072": 0.70, "512x262144": 0.62}
+
+SUITE = (
+    *(_row("layer_norm", shape, _BF16, 0.93) for shape in ("32768x1024", "32768x4096", "16384x8192", "8192x16384")),
+    *(_row(op, shape, _BF16, 0.90) for op in ("layer_norm", "rms_norm") for shape in ("65536x256", "65536x128", "131072x64")),
+    *(_row(op, shape, _BF16, target) for op in ("layer_norm", "rms_norm") for shape, target in _LONG.items()),
+    _row("layer_norm", "1151x8192", _FP16, 0.85),
+    _row("layer_norm", "128x4096", _BF16),
+    _row("layer_norm", "1x4194304", _BF16),
+    _row("layer_norm", "32768x1024", torch.float32),
+    _row("layer_norm", "8x4096x1152", _BF16, 0.90, modulate=True, affine="none"),  # AdaLN
+    _row("rms_norm", "8192x4096", _BF16, residual=True),
+    _row("rms_norm", "8x4096x32x128", _BF16),  # per head
+    *(_row("group_norm", shape, _FP16, target, layout=_NHWC, **_SILU) for shape, target in _LARGE.items()),
+    _row("group_norm", "16x320x64x64", _FP16, 45, "us", layout=_NHWC, **_SILU),
+    _row("group_norm", "2x320x64x64", _FP16, 14, "us", layout=_NHWC, **_SILU),
+    *(_row("group_norm", shape, _FP16, layout=_NHWC, **_SILU) for shape in ("2x256x128x128", "2x1280x32x32", "8x1280x16x16")),
+    *(_row("group_norm", shape, _FP16, 0.60, **_SILU) for shape in _LARGE),
+    _row("group_norm", "16x320x64x64", _FP16, 0.80, **_SILU),
+    _row("group_norm", "2x320x64x64", _FP16, **_SILU),
+    *(_row("instance_norm", shape, _FP16, 0.80) for shape in _IMAGES),
+    *(_row("instance_norm", shape, _FP16, 0.55, layout=_NHWC) for shape in _IMAGES),
+    *(_row("batch_norm", shape, _FP16, 0.55, layout=layout, running=True, wide=True) for layout in (_NCHW, _NHWC) for shape in _IMAGES),
+    *(_row("batch_norm", "256x512x28x28", _FP16, layout=layout, evaluate=True, wide=True) for layout in (_NCHW, _NHWC)),
+    *(_row("layer_norm2d", shape, _FP16, 0.80) for shape in ("64x96x56x56", "16x384x28x28")),
+    _row("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
+)

@@ -1,0 +1,155 @@
+"""Runs the passes of a plan: from a problem's tensors to y and its statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple
+
+import torch
+from torch import Tensor
+
+from ..moments import Moments
+from ..plan import Plan
+from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
+from ..reference import Result, mix
+from ..tiling import COMBINE, ROW, TILE, Pass, Walk
+from .combine import combine
+from .launch import Kernel, current, dense
+from .row import row_forward
+from .tile import tile_forward
+
+adds = True  # x + residual is taken by the kernel that reads x
+
+_WALKS = {ROW: row_forward, TILE: tile_forward}
+
+
+def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
+    """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it."""
+    return [_combine(step, problem) if step.kernel == COMBINE else _walk(step, problem, statistics, residual) for step in plan.passes]
+
+
+def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
+    w, spec, dtype = step.walk, problem.spec, problem.dtype
+    first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
+    fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
+    pointers = {
+        "x": first,
+        "residual": second,
+        "sum": dtype if second else None,
+        "y": dtype if step.apply else None,
+        **{name: getattr(problem, name) if step.apply else None for name in ("weight", "bias", "scale", "shift")},
+        "mean": fp32 if spec.centered else None,
+        "rstd": None if problem.given else fp32,
+        "var": fp32 if problem.given or (step.reduce and problem.track) else None,
+        "parts": None if step.apply else torch.float32,
+    }
+    scalars = {
+        **{"eps": spec.eps, "total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
+        **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x, *w.y))),
+        **{f"p_{name}": n for name, n in zip(_MAP, astuple(w.param))},
+        **{f"m_{name}": n for name, n in zip(_MAP, astuple(w.modulation))},
+        **_parts(step),
+        "columns": w.columns,
+    }
+    constants = {
+        **{"PARAM": _uses(w.param, w), "MODULATION": _uses(w.modulation, w), "OFFSET": spec.weight_offset},
+        **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
+        **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
+        "WIDE": step.programs * step.block_i >= 2**31,
+        "FLAT": w.reps == 1 if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run),
+        **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
+    }
+    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants)
+
+
+_MAP = ("every", "period", "o", "r", "s", "run", "t")
+
+
+def _uses(p: ParamMap, w: Walk) -> int:
+    """A bit for each of o, r, s, t on which the parameter depends."""
+    steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
+    return sum(1 << bit for bit, (extent, step) in enumerate(steps) if extent > 1 and step)
+
+
+def _parts(step: Pass) -> dict[str, int]:
+    m2_at = step.walk.total * step.parts_r * step.parts_t
+    return {"parts_r": step.parts_r, "parts_t": step.parts_t, "chunk_r": step.chunk_r, "chunk_t": step.chunk_t, "m2_at": m2_at}
+
+
+def _combine(step: Pass, problem: NormProblem) -> Kernel:
+    w, spec, fp32 = step.walk, problem.spec, torch.float32
+    pointers = {
+        "parts": fp32,
+        "mean": fp32 if spec.centered else None,
+        "rstd": None if spec.mix else fp32,
+        "var": fp32 if spec.mix or problem.track else None,
+    }
+    scalars = {"eps": spec.eps, "reps": w.reps, "sets": w.sets, "run": w.run, **_parts(step)}
+    constants = {"CENTERED": spec.centered, "BLOCK_I": step.block_i, "BLOCK_J": step.block_j}
+    return Kernel(combine, step.programs, step.warps, pointers, scalars, constants)
+
+
+def forward(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
+    spec = problem.spec
+    plain = kernels(plan, problem)
+    adding = kernels(plan, problem, residual=True) if problem.addends else plain
+    parts = 2 * plan.passes[0].walk.total * plan.passes[0].parts_r * plan.passes[0].parts_t if len(plan.passes) > 1 else 0
+    computed = [] if problem.given else [*["mean"] * spec.centered, "rstd", *["var"] * (problem.track or bool(spec.mix))]
+
+    def launch(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
+    ) -> Result:
+        run, total = plain, None
+        if extras.residual is not None:
+            total = torch.empty_strided(x.shape, problem.stride, dtype=problem.dtype, device=x.device)
+            if x.stride() == extras.residual.stride() == problem.stride:
+                run = adding
+            else:
+                x = torch.add(x, extras.residual, out=total)
+        elif problem.copied:
+            x = laid_out(x, problem.y_stride)
+        y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype, device=x.device)
+        t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
+        t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "var": None}
+        if problem.given:
+            t |= {"mean": _statistic(mean, problem), "var": _statistic(var, problem)}
+        for name in computed:
+            t[name] = torch.empty_strided(problem.stat_shape, problem.stat_stride, dtype=torch.float32, device=x.device)
+        if parts:
+            t["parts"] = torch.empty(parts, dtype=torch.float32, device=x.device)
+        own_mean, own_var = t["mean"], t["var"]
+        with current(x.device) as stream:
+            for step, kernel in zip(plan.passes, run):
+                if step.apply and not step.reduce:
+                    t["x"] = x if total is None else total
+                    if spec.mix and own_mean is not None and own_var is not None:
+                        mixed = mix(spec, problem.shape, Moments(_count(problem), own_mean, own_var * _count(problem)), extras)
+                        rstd = torch.rsqrt(mixed.var + spec.eps)
+                        t |= {"mean": laid_out(mixed.mean, problem.stat_stride), "rstd": laid_out(rstd, problem.stat_stride)}
+                kernel(stream, t)
+        if problem.given:
+            assert own_var is not None
+            t["rstd"] = torch.rsqrt(own_var + spec.eps)
+        rstd = t["rstd"]
+        assert rstd is not None
+        return Result(y, own_mean, rstd, own_var, total)
+
+    return launch
+
+
+def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+    """y alone in one launch, where nothing must be copied, added or modulated: the call that must cost little more than torch's own."""
+    if len(plan.passes) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
+        return None
+    (kernel,) = kernels(plan, problem, statistics=False)
+    return kernel.quick
+
+
+def _statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
+    """A given statistic, contiguous as (outer, sets)."""
+    return None if stat is None else laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)
+
+
+def _count(problem: NormProblem) -> int:
+    assert problem.x is not None
+    return problem.x.reps * problem.x.run

@@ -1,0 +1,146 @@
+"""The door to the GPU: a kernel with all but its pointers fixed, compiled on first use and launched at little cost.
+
+Triton's own entry looks at every argument of every call, which takes longer than a small norm. Here the plan has fixed the numbers, so a
+call hands over pointers, and decides one thing: whether they are aligned for 16-byte loads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+INTERPRETED = bool(knobs.runtime.interpret)
+ALIGNED = 16  # bytes of a vector load
+_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # not in builds for the CPU
+_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+class Source(NamedTuple):
+    """What is compiled, the same for many problems: types of the arguments, values of the constant ones, known divisors of the others."""
+
+    function: Any
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Any], ...]
+    divisors: tuple[tuple[int, int], ...]
+    warps: int
+
+    def compile(self, target: GPUTarget | None = None) -> Any:
+        attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
+        source = ASTSource(self.function, dict(self.signature), dict(self.constants), attributes)
+        # The default of enable_fp_fusion depends on Triton's version.
+        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True})
+
+
+@cache
+def _loaded(source: Source, device: int) -> Any:
+    """A compiled kernel with its handles, which belong to the device that is current."""
+    kernel = source.compile()
+    kernel._init_handles()
+    return kernel
+
+
+class Kernel:
+    """A Triton function on `programs` programs, with its scalars and constants.
+
+    `pointers` gives the dtypes of the leading arguments, None where an operand is missing; `scalars` the numbers that follow. Those which
+    are 0 or 1 are compiled in: most indices then cost nothing.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        programs: int,
+        warps: int,
+        pointers: Mapping[str, torch.dtype | None],
+        scalars: Mapping[str, int | float],
+        constants: Mapping[str, Any],
+    ) -> None:
+        self.function, self.programs, self.warps = function, programs, warps
+        self.pointers, self.scalars, self.constants = dict(pointers), dict(scalars), dict(constants)
+        self._fixed = *self.scalars.values(), *self.constants.values()
+        self._ready: dict[tuple[int, bool], tuple[Any, Any, Any]] = {}
+
+    def source(self, aligned: bool = True) -> Source:
+        types: dict[str, str] = {}
+        constants: dict[str, Any] = dict(self.constants)
+        divisors: list[tuple[int, int]] = []
+        for at, (name, dtype) in enumerate(self.pointers.items()):
+            if dtype is None:
+                types[f"{name}_ptr"], constants[f"{name}_ptr"] = "constexpr", None
+                continue
+            types[f"{name}_ptr"] = f"*{_TYPES[dtype]}"
+            divisors += [(at, ALIGNED)] if aligned else []
+        for at, (name, value) in enumerate(self.scalars.items(), len(self.pointers)):
+            if isinstance(value, float):
+                types[name] = "fp32"
+            elif value in (0, 1):
+                types[name], constants[name] = "constexpr", value
+            else:
+                types[name] = "i32" if value < 2**31 else "i64"
+                divisors += [(at, divisor)] if (divisor := min(value & -value, ALIGNED)) > 1 else []
+        types |= dict.fromkeys(self.constants, "constexpr")
+        return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps)
+
+    def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
+        tensors = [operands[name] if dtype else None for name, dtype in self.pointers.items()]
+        if INTERPRETED:
+            self.function[(self.programs,)](*tensors, *self._fixed)
+            return
+        pointers = [None if t is None else t.data_ptr() for t in tensors]
+        aligned = not any(p and p % ALIGNED for p in pointers)
+        run, function, metadata = self._ready.get((stream.device, aligned)) or self._load(stream.device, aligned)
+        run(self.programs, 1, 1, stream.handle, function, metadata, None, None, None, *pointers, *self._fixed)
+
+    def quick(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: None) -> Tensor:
+        """y, of a kernel that takes no more than x, weight and bias, and stores nothing else."""
+        y = torch.empty_like(x)
+        if INTERPRETED or (device := x.get_device()) != _device():
+            with current(x.device) as stream:
+                self(stream, {"x": x, "y": y, "weight": dense(weight), "bias": dense(bias)})
+            return y
+        x_at, y_at = x.data_ptr(), y.data_ptr()
+        weight_at, bias_at = None if weight is None else dense(weight).data_ptr(), None if bias is None else dense(bias).data_ptr()
+        aligned = not (x_at | (weight_at or 0) | (bias_at or 0)) % ALIGNED
+        run, function, metadata = self._ready.get((device, aligned)) or self._load(device, aligned)
+        run(
+            self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
+            x_at, None, None, y_at, weight_at, bias_at, None, None, None, None, None, None, *self._fixed,
+        )  # fmt: skip
+        return y
+
+    def _load(self, device: int, aligned: bool) -> tuple[Any, Any, Any]:
+        kernel = _loaded(self.source(aligned), device)
+        self._ready[device, aligned] = ready = kernel.run, kernel.function, kernel.packed_metadata
+        return ready
+
+
+def dense(param: Tensor | None) -> Any:
+    """A parameter as kernels index it."""
+    return param if param is None or param.is_contiguous() else param.contiguous()
+
+
+class Stream(NamedTuple):
+    device: int
+    handle: int
+
+
+@contextmanager
+def current(device: torch.device) -> Iterator[Stream]:
+    """The stream on which the device works now; the device is current inside."""
+    if INTERPRETED:
+        yield Stream(-1, 0)
+        return
+    with torch.cuda.device(device):
+        yield Stream(device.index, _stream(device.index))

@@ -1,0 +1,259 @@
+"""How the GPU families cut a problem into programs: pure numbers, from the problem, the device and the caller's wishes.
+
+What a kernel does with them is in `kernels/`; the sizes were tuned on an H200, docs/measured.md has the measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from .device import Device
+from .problem import NormProblem, ParamMap
+
+ROW, TILE, COMBINE = "row", "tile", "combine"
+LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
+NARROWEST = 16  # columns of a tile
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A problem as a kernel walks it: `total` sets, each of reps x run elements."""
+
+    total: int
+    reps: int
+    sets: int
+    run: int
+    x: tuple[int, int, int]  # strides of o, r, s
+    y: tuple[int, int, int]
+    param: ParamMap
+    modulation: ParamMap
+
+    @property
+    def outer(self) -> int:
+        return self.total // self.sets
+
+    @property
+    def columns(self) -> int:
+        return self.sets * self.run
+
+    @property
+    def dense(self) -> bool:
+        """Whether columns are contiguous in x and y."""
+        return self.sets == 1 or self.x[2] == self.y[2] == self.run
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One launch. A program has blocks of block_i x block_j elements; a set is cut in parts_r x parts_t, every chunk_r and chunk_t."""
+
+    kernel: str
+    walk: Walk
+    programs: int
+    warps: int
+    block_i: int
+    block_j: int
+    block_run: int = 1  # tile, resident: columns for each set
+    tail: int = 0  # resident: a second block along the set, where a power of two is too short
+    resident: bool = False
+    reduce: bool = False
+    apply: bool = False
+    parts_r: int = 1
+    parts_t: int = 1
+    chunk_r: int = 1
+    chunk_t: int = 1
+    stages: int = 1  # blocks in flight at a time
+
+    def __str__(self) -> str:
+        what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply)) if there)
+        return f"{self.kernel} {what or 'parts'} {self.programs}x[{self.block_i}, {self.block_j}], {self.warps} warps"
+
+
+def walk(problem: NormProblem, cut: bool = False) -> Walk:
+    """`cut` turns runs in which channels follow one another into one run for each channel, so that no index needs a division."""
+    x, y, p, m = problem.x, problem.y, problem.param, problem.modulation
+    assert x is not None and y is not None and p is not None and m is not None
+    found = Walk(x.outer * x.sets, x.reps, x.sets, x.run, x.strides[:3], y.strides[:3], p, m)
+    channel_run = max(p.channel_run, m.channel_run)
+    if not cut or channel_run == 1 or x.reps > 1 or x.run % channel_run:
+        return found
+    x_strides, y_strides = ((v.strides[0], channel_run, v.strides[2]) for v in (x, y))
+    params = _cut(p, channel_run), _cut(m, channel_run)
+    return Walk(found.total, x.run // channel_run, x.sets, channel_run, x_strides, y_strides, *params)
+
+
+def _cut(p: ParamMap, run: int) -> ParamMap:
+    inner = p.channel_run < run
+    return replace(p, b=run // p.channel_run * p.d, d=p.d if inner else 0, channel_run=p.channel_run if inner else 1)
+
+
+def power_of_two(n: int) -> int:
+    """The next one, n itself if it is one."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _head_and_tail(n: int) -> tuple[int, int]:
+    """Two powers of two for n elements, where that spares a quarter of the next one; else that one, and 0."""
+    whole = power_of_two(n)
+    tail = power_of_two(n - whole // 2)
+    return (whole // 2, tail) if n > 64 and tail <= whole // 4 else (whole, 0)
+
+
+def _stages(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
+    """How many blocks fit in shared memory at a time, parameters included; 1: the one at work, in registers."""
+    operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
+    size = elements * sum(dtype.itemsize for dtype in operands if dtype)
+    return max(min(wanted, 1 + device.shared // size), 1)
+
+
+def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    """Whole rows in registers."""
+    w = walk(problem)
+    block_j, tail = _head_and_tail(w.run)
+    length = block_j + tail
+    block_i = max(1, (1024 if tail else 2048 if length <= 1024 else 8192) // length)
+    if not invariant:  # few rows: one for each multiprocessor
+        block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
+    threads, stages = length * block_i // (16 if length <= 1024 else 32), 1
+    if length > 8192:  # too few blocks fit on a multiprocessor to hide one's loads behind another's work
+        threads, stages = length // 64, _stages(problem, device, length, 3)
+    blocks = ceil(w.total / block_i)
+    programs, warps = blocks if stages == 1 else min(blocks, device.sms), _warps(threads, device)
+    return (Pass(ROW, w, programs, warps, block_i, block_j, 1, tail, True, True, True, stages=stages),)
+
+
+def _warps(threads: int, device: Device) -> int:
+    """A power of two of them, for at most 1024 threads."""
+    return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
+
+
+def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    """One kernel where there are sets for every multiprocessor; else parts of sets, and their moments combined."""
+    w = walk(problem, cut=True)
+    whole = w.total >= device.sms or w.reps * w.run <= 2**16
+    if whole and not (invariant or problem.spec.mix or problem.addends):
+        if w.reps > 1:
+            large = w.total < 2 * device.sms or w.reps * w.run >= 2**18
+            return (_row(w, device, 1, *((16384, 1024) if large else (8192, 512)), reduce=True, apply=True),)
+        if w.total < 4 * device.sms or not problem.spec.centered:
+            return (_row(w, device, 1, 8192, 1024, reduce=True, apply=True),)
+        return (_row(w, device, 1, 4096, 256, _stages(problem, device, 4096, 3), reduce=True, apply=True),)
+    flat = walk(problem)
+    parts = ceil(4 * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
+    if flat.reps == 1:
+        taken = _row(flat, device, parts, 2048, 128, _stages(problem, device, 2048, 3), reduce=True)
+    else:
+        taken = _row(flat, device, parts, 4096, 256, reduce=True)
+    return taken, _combine(flat, taken, device), _row(w, device, ceil(8 * device.sms / w.total), 4096, 512, apply=True)
+
+
+def _row(w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False) -> Pass:
+    """Each set in about so many parts, in blocks of `size` elements."""
+    block_j = min(power_of_two(w.run), size)
+    block_i = 1 if w.reps == 1 or w.run > block_j else min(size // block_j, power_of_two(w.reps))
+    chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
+    parts_r = ceil(w.reps / chunk_r)
+    steps = ceil(w.run / block_j)
+    chunk_t = ceil(steps / ceil(parts / parts_r))
+    parts_t = ceil(steps / chunk_t)
+    warps = _warps(threads * block_i * block_j // size, device)
+    return Pass(
+        *(ROW, w, w.total * parts_r * parts_t, warps, block_i, block_j, 1, 0, False, reduce, apply),
+        *(parts_r, parts_t, chunk_r, chunk_t, stages),
+    )
+
+
+def tile(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    """Few warps with many elements each: sums over rows then stay in a thread."""
+    w = walk(problem)
+    block_run = power_of_two(w.run)
+    block_i, tail = _head_and_tail(w.reps)
+    length = block_i + tail
+    block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
+    threads = length * block_j // (128 if length <= 128 else 64)
+    blocks = ceil(w.sets * block_run / block_j)
+    stages = _stages(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
+    warps = _warps(threads, device)
+    programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)
+    return (Pass(TILE, w, programs, warps, block_i, block_j, block_run, tail, True, True, True, 1, 1, w.reps, blocks, stages),)
+
+
+def tile_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    w = walk(problem)
+    taken = _tile(w, device, 4, 64, 128, _stages(problem, device, 2048, 4), 256 if invariant else 0, reduce=True)
+    return taken, _combine(w, taken, device), _tile_apply(problem, w, device)
+
+
+def _tile_apply(problem: NormProblem, w: Walk, device: Device) -> Pass:
+    if w.columns % 128 == 0:
+        return _tile(w, device, 16, 128, 256, apply=True)
+    return _tile(w, device, 16, 64, 128, _stages(problem, device, 2048, 4), apply=True)
+
+
+def tile_size(problem: NormProblem) -> int:
+    """The elements of the smallest block that holds whole sets."""
+    w = walk(problem)
+    block_run = power_of_two(w.run)
+    return sum(_head_and_tail(w.reps)) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
+
+
+def _tile(
+    w: Walk,
+    device: Device,
+    programs: int,
+    width: int,
+    threads: int,
+    stages: int = 1,
+    rows: int = 0,
+    reduce: bool = False,
+    apply: bool = False,
+) -> Pass:
+    """About so many programs for each multiprocessor, or `rows` for each program. Blocks are 32 rows high, higher where columns are few."""
+    block_j = min(power_of_two(w.columns), width)
+    block_i = 32 * width // block_j
+    blocks = ceil(w.columns / block_j)
+    parts = ceil(w.reps / rows) if rows else ceil(programs * device.sms / (w.outer * blocks))
+    chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
+    parts_r = ceil(w.reps / chunk_r)
+    return Pass(
+        *(TILE, w, w.outer * parts_r * blocks, _warps(threads, device), block_i, block_j, 1, 0, False, reduce, apply),
+        *(parts_r, w.run, chunk_r, blocks, stages),
+    )
+
+
+def _combine(w: Walk, taken: Pass, device: Device) -> Pass:
+    """The moments of the parts that a reduction took."""
+    block_j = min(power_of_two(taken.parts_t), 1024)
+    block_i = min(power_of_two(taken.parts_r), 1024 // block_j)
+    chunk_t = taken.chunk_t * taken.block_j if taken.kernel == ROW else 1
+    warps = _warps(block_i * block_j // 4, device)
+    return Pass(
+        *(COMBINE, w, w.total, min(warps, 4), block_i, block_j, 1, 0, False, False, False),
+        *(taken.parts_r, taken.parts_t, taken.chunk_r, chunk_t),
+    )
+
+
+def apply(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    if used(problem, ROW) >= used(problem, TILE):
+        w = walk(problem, cut=True)
+        return (_row(w, device, ceil(8 * device.sms / w.total), 4096, 512, apply=True),)
+    return (_tile_apply(problem, walk(problem), device),)
+
+
+def used(problem: NormProblem, kernel: str) -> float:
+    """What fraction of the memory that a walk touches it uses. Memory comes in lines of 128 bytes."""
+    assert problem.x is not None
+    w = walk(problem)
+    line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]
+    if kernel == ROW:
+        width, pitch = w.run, min(gaps, default=w.run) if w.reps == 1 else line
+    else:
+        width, pitch = w.columns if w.dense else w.run, w.x[1] if w.reps > 1 else line
+    return min(width / min(line, max(pitch, 1)), 1.0)
+
+
+def divides(problem: NormProblem) -> bool:
+    """Whether each element of a row must find its parameter by a division."""
+    p, m = problem.param, problem.modulation
+    by_param = problem.affine and p is not None and p.channel_run > 1
+    return by_param or (bool(problem.scale or problem.shift) and m is not None and m.channel_run > 1)
