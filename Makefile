@@ -9,7 +9,8 @@ demo: $(READY)
 	$(BIN)/onepass demo
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/test_kernels.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,6 +5,12 @@ import os
 import pytest
 import torch
 
+from onepass.families import FAMILIES
+
+CPU_FAMILIES = [family.name for family in FAMILIES if family.module.startswith("cpu")]  # the others need a GPU, or an interpreter
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # there is a worker for each core
+
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic mode asks of CUDA
 
 

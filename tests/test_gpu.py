@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import onepass
 import onepass.functional as O
 from onepass.bench import cases, verify
 
@@ -72,3 +73,131 @@ def test_an_extra_on_the_cpu(extra):
     for _ in range(2):
         with pytest.raises(RuntimeError, match=f"{extra} is on cpu"):
             calls[extra]()
+
+
+KINDS = {  # a call for each family, and what it runs on
+    "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
+    "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
+    "tile": lambda x: O.layer_norm2d(x, activation="relu"),
+    "tile_reread": lambda x: O.group_norm(x.to(memory_format=torch.channels_last), 4, activation="silu"),
+    "apply": lambda x: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device)),
+}
+
+
+def _input(family, dtype=torch.float16, device="cuda"):
+    return torch.randn(3, 20, 64, 96, device=device).to(dtype)
+
+
+def _plan(call, x):
+    return onepass.explain(call, x).forward.family
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_the_planner_picks_it(family):
+    assert _plan(KINDS[family], _input(family)) == family
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_two_runs_give_the_same_bits(family):
+    x = _input(family)
+    assert all(torch.equal(KINDS[family](x), KINDS[family](x)) for _ in range(5))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_graph_capture(family):
+    x = _input(family)
+    expected = KINDS[family](x)
+    KINDS[family](x)
+    graph = torch.cuda.CUDAGraph()
+    static = torch.zeros_like(x)
+    with torch.cuda.graph(graph):
+        y = KINDS[family](static)
+    static.copy_(x)
+    graph.replay()
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_several_streams(family):
+    x = _input(family)
+    inputs = [x * k for k in range(1, 5)]
+    expected = [KINDS[family](t) for t in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(5):
+        for t, stream in zip(inputs, streams):
+            with torch.cuda.stream(stream):
+                results.append(KINDS[family](t))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected[i % 4]) for i, y in enumerate(results))
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_misaligned(family):
+    """Memory that begins anywhere gives the same numbers, up to the order of sums."""
+    x = _input(family, torch.float32)
+    expected = KINDS[family](x)
+    for shift in (1, 2, 3):
+        moved = torch.empty(x.numel() + 4, device="cuda")[shift : shift + x.numel()].view(x.shape).copy_(x)
+        torch.testing.assert_close(KINDS[family](moved), expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("family", KINDS)
+def test_another_device(family):
+    x = _input(family)
+    assert torch.equal(KINDS[family](x.to("cuda:1")).cpu(), KINDS[family](x).cpu())
+
+
+@pytest.mark.parametrize("shape", [(64, 512), (64, 20000), (64, 70000), (64, 24, 8, 8)])
+def test_batch_invariance(shape):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    norm = (lambda t: O.group_norm(t.to(memory_format=torch.channels_last), 4)) if len(shape) == 4 else (lambda t: O.rms_norm(t, shape[1:]))
+    with onepass.batch_invariant(True):
+        together = norm(x)
+        for n in (1, 3, 17):
+            assert torch.equal(norm(x[:n].clone()), together[:n])
+
+
+def test_training_goes_on():
+    """The backward, by formulas on the GPU, of statistics that a kernel kept."""
+    x = torch.randn(4, 20, 16, 16, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(20, device="cuda", requires_grad=True)
+    ours = torch.autograd.grad(O.group_norm(x, 4, weight).square().sum(), (x, weight))
+    exact = torch.autograd.grad(F.group_norm(x.double(), 4, weight.double()).square().sum(), (x, weight))
+    torch.testing.assert_close(ours, exact)
+
+
+def test_compile():
+    x = torch.randn(4, 20, 16, 16, device="cuda").to(memory_format=torch.channels_last)
+    function = torch.compile(lambda t: O.group_norm(t * 2, 4, activation="silu") + 1, fullgraph=True)
+    torch.testing.assert_close(function(x), F.silu(F.group_norm(x * 2, 4)) + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["row", "row_reread", "tile_reread", "apply"])
+def test_more_than_2_31_elements(family):
+    shape = {"row": (2**21 + 1, 1024), "row_reread": (1, 2**31 + 8), "tile_reread": (3, 8, 2**14, 5462), "apply": (3, 8, 2**14, 5462)}[
+        family
+    ]
+    x = torch.empty(shape, dtype=torch.float16, device="cuda").normal_()
+    if family == "tile_reread":
+        x = x.to(memory_format=torch.channels_last)
+    calls = {
+        "tile_reread": lambda t: O.group_norm(t, 2),
+        "apply": lambda t: O.batch_norm(t, *torch.full((2, 8), 0.5, device="cuda", dtype=torch.float16)),
+    }
+    call = calls.get(family, lambda t: O.rms_norm(t, t.shape[-1:], eps=1e-5))
+    assert x.numel() > 2**31 and _plan(call, x) == family
+    y = call(x)
+    for part in (slice(0, 1), slice(len(x) - 1, len(x))):  # of rows or samples
+        piece = x[part].flatten()[-(2**20) :].double()
+        if family == "apply":
+            expected = (piece - 0.5) / (0.5 + 1e-5) ** 0.5
+        elif family == "tile_reread":
+            expected = F.group_norm(x[part].float(), 2).flatten()[-(2**20) :].double()
+        else:
+            rstd = x[part].float().square().mean().add(1e-5).rsqrt().double()
+            expected = piece * rstd
+        torch.testing.assert_close(y[part].flatten()[-(2**20) :].double(), expected, rtol=2**-9, atol=2**-9)

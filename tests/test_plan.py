@@ -1,11 +1,15 @@
 """Planning is pure: the same problem, device and options give the same plan on any machine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import onepass
 from onepass import spec
+from onepass.bench import resources
 from onepass.bench.cases import lay_out
+from onepass.bench.suite import SUITE
 from onepass.device import Device
 from onepass.families import FAMILIES
 from onepass.plan import Options, plan
@@ -65,7 +69,13 @@ def test_the_last_family_supports_everything():
 
 def test_force():
     x = torch.randn(4, 8, 6, 6).contiguous(memory_format=torch.channels_last)
-    with pytest.raises(ValueError, match="family='fast' is unknown; expected one of aten, formula, reference"), onepass.force("fast"):
+    with (
+        pytest.raises(
+            ValueError,
+            match="family='fast' is unknown; expected one of aten, row, tile, apply, row_reread, tile_reread, formula, reference",
+        ),
+        onepass.force("fast"),
+    ):
         pass
     with onepass.force("aten"), pytest.raises(onepass.CannotForce, match="27000 times the error budget"):
         onepass.functional.group_norm(x, 4)
@@ -115,3 +125,73 @@ def test_explain_does_not_run():
     mean, var = torch.zeros(6), torch.ones(6)
     onepass.explain(onepass.functional.batch_norm, torch.randn(4, 6), mean, var, training=True)
     assert not mean.any()
+
+
+H200 = Device("cuda", "H200", 132, 32, 232448, True, "")
+PLAIN = Device("cuda", "some GPU", 60, 32, 49152, False, "")
+MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, "")
+
+
+@pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
+@pytest.mark.parametrize(
+    "problem, family",
+    [
+        (_bind(spec.layer_norm(1), (4096, 256)), "row"),
+        (_bind(spec.layer_norm(1), (4096, 32768)), "row"),
+        (_bind(spec.layer_norm(1), (4096, 32769)), "row_reread"),
+        (_bind(spec.rms_norm(1, 1e-6), (1, 2**23)), "row_reread"),
+        (_bind(spec.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread"),
+        (_bind(spec.group_norm(32), (2, 320, 64, 64), "channels_last", torch.float16), "tile_reread"),
+        (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "tile"),
+        (_bind(spec.instance_norm(), (8, 64, 56, 56)), "row"),
+        (_bind(spec.batch_norm(), (64, 64, 56, 56)), "row_reread"),
+        (_bind(spec.batch_norm(), (64, 64, 56, 56), "channels_last"), "tile_reread"),
+        (_bind(spec.batch_norm(), (64, 64, 56, 56), given=True), "apply"),
+        (_bind(spec.layer_norm2d(), (8, 96, 56, 56)), "tile"),
+        (_bind(spec.switchable_norm(True), (8, 64, 56, 56), "channels_last"), "tile_reread"),
+        (_bind(spec.layer_norm(1), (64, 256), dtype=torch.float64), "formula"),
+        (_bind(spec.layer_norm(1), (0, 256)), "reference"),
+    ],
+)
+def test_the_plan_on_a_gpu(problem, family, device):
+    assert plan(problem, device).family == family
+    assert plan(problem, device, "backward").family in ("formula", "reference")
+
+
+@pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
+@pytest.mark.parametrize("row", SUITE, ids=lambda row: row.name)
+def test_what_is_launched(row, device):
+    """Every pass has a power of two of warps, at most 1024 threads, blocks that cover its set, and no more stages than memory for them."""
+    problem = resources.problem_of(row)
+    for step in plan(problem, device).passes:
+        w = step.walk
+        assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and step.programs > 0
+        for block in (step.block_i, step.block_j, step.block_run):
+            assert block & (block - 1) == 0
+        if step.resident:
+            assert (step.block_j if step.kernel == "row" else step.block_i) + step.tail >= (w.run if step.kernel == "row" else w.reps)
+        elif step.kernel == "row":
+            assert step.parts_r * step.chunk_r >= w.reps and step.parts_t * step.chunk_t * step.block_j >= w.run
+            assert w.reps == 1 or step.block_i == 1 or step.block_j >= w.run  # see _part in kernels/row.py
+        elif step.kernel == "tile":
+            assert step.parts_r * step.chunk_r >= w.reps and step.chunk_t * step.block_j >= w.columns
+        assert step.stages == 1 or (step.stages - 1) * step.block_i * step.block_j * problem.dtype.itemsize <= device.shared
+        assert not (step.leads or step.follows) or device.chains
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (64, 2**17), (64, 320, 8, 8), (64, 320, 64, 64)])
+def test_invariant_plans_do_not_know_the_batch(shape):
+    """How a sample is cut is the same for one and for many, but for how many programs there are."""
+
+    def cut(n: int):
+        definition = spec.layer_norm(1) if len(shape) == 2 else spec.group_norm(32)
+        problem = _bind(definition, (n, *shape[1:]), "contiguous" if len(shape) == 2 else "channels_last", torch.float16)
+        passes = plan(problem, H200, options=Options(invariant=True)).passes
+        return [replace(p, programs=0, walk=replace(p.walk, total=0, x=(), y=(), param=None, modulation=None)) for p in passes if p.reduce]
+
+    assert cut(1) == cut(64) == cut(3)
+
+
+def test_a_long_row_fills_the_gpu():
+    for step in plan(_bind(spec.layer_norm(1), (1, 2**24)), H200).passes[::2]:
+        assert step.programs >= H200.sms

@@ -18,12 +18,14 @@ ARROWS = {
     "check_extras": {"check", "spec"},
     "check": {"spec"},
     "ops": {"plan", "families", "device", "reference", "problem", "spec"},
-    "plan": {"families", "device", "problem"},
-    "families": {"device", "problem"},
+    "plan": {"families", "tiling", "device", "problem"},
+    "families": {"tiling", "device", "problem"},
+    "tiling": {"device", "problem"},
+    "kernels": {"plan", "tiling", "reference", "problem", "moments"},
     "cpu": {"plan", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
-    "bench": {"__init__", "functional", "families", "plan", "device", "reference", "problem", "spec", "moments"},
+    "bench": {"kernels", "__init__", "functional", "families", "plan", "device", "reference", "problem", "spec", "moments"},
     "cli": {"__init__", "bench", "families", "ops", "plan", "device", "spec"},
 }
 
@@ -63,7 +65,7 @@ def test_arrows_have_no_cycle():
 
 def test_kernels_name_no_norm():
     """A backend knows views and parameter maps. (torch's own functions are called by their names.)"""
-    for path in (SOURCE / "cpu").glob("*.py"):
+    for path in [*(SOURCE / "cpu").glob("*.py"), *(SOURCE / "kernels").glob("*.py")]:
         ours = re.sub(r"(torch|aten)(\.\w+)*", "", path.read_text())
         assert not re.search(r"(layer|group|batch|instance|rms|switchable)_?norm", ours, re.IGNORECASE), path
 

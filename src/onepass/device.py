@@ -19,6 +19,7 @@ class Device:
     sms: int = 0  # multiprocessors, or compute units
     warp: int = 32  # threads that run together
     shared: int = 0  # bytes of shared memory that a program may have
+    chains: bool = False  # a kernel can start while the one before it ends
     no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
 
 
@@ -32,7 +33,8 @@ def describe(device: torch.device) -> Device:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, missing)
+        chains = torch.version.hip is None and properties.major >= 9
+        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, chains, missing)
     if os.environ.get("TRITON_INTERPRET") == "1":  # Triton's interpreter, for tests: programs run one by one on the CPU
-        return Device(device.type, "interpreter", 4, 32, 2**17, missing)
+        return Device(device.type, "interpreter", 4, 32, 2**17, False, missing)
     return Device(device.type)

@@ -71,7 +71,7 @@ def layer_norm(
     args = shape, eps, granularity, weight_offset, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm, args, input, weight, bias)
-    return _returned(_run(_layer_norm, args, input, weight, bias, modulate, -len(shape), out), return_stats)
+    return _returned(_run(_layer_norm, args, input, weight, bias, modulate, -len(shape), out, stats=return_stats), return_stats)
 
 
 def _layer_norm(x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated):
@@ -103,7 +103,7 @@ def rms_norm(
     args = shape, eps, weight_offset, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_rms_norm, args, input, weight)
-    return _returned(_run(_rms_norm, args, input, weight, None, modulate, -len(shape), out), return_stats)
+    return _returned(_run(_rms_norm, args, input, weight, None, modulate, -len(shape), out, stats=return_stats), return_stats)
 
 
 def _rms_norm(x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated):
@@ -145,7 +145,7 @@ def group_norm(
     args = num_groups, eps, channel_dim, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_group_norm, args, input, weight, bias)
-    return _returned(_run(_group_norm, args, input, weight, bias, modulate, channel_dim, out), return_stats)
+    return _returned(_run(_group_norm, args, input, weight, bias, modulate, channel_dim, out, stats=return_stats), return_stats)
 
 
 def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated):
@@ -175,7 +175,7 @@ def layer_norm2d(
     args = eps, activation, modulate is not None
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm2d, args, input, weight, bias)
-    return _returned(_run(_layer_norm2d, args, input, weight, bias, modulate, 1, out), return_stats)
+    return _returned(_run(_layer_norm2d, args, input, weight, bias, modulate, 1, out, stats=return_stats), return_stats)
 
 
 def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated):
@@ -217,7 +217,7 @@ def instance_norm(
     track = running_mean is not None
     if not (track or return_stats) and modulate is None and out is None:
         return ops.norm(_instance_norm, args, input, weight, bias)
-    result = _run(_instance_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track)
+    result = _run(_instance_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
     if track and input.numel():
         assert result.mean is not None
         _update(running_mean, running_var, result.mean.mean(0), _unbiased(result.var, input).mean(0), momentum)
@@ -265,7 +265,7 @@ def batch_norm(
     track = running_mean is not None
     if not (track or return_stats) and modulate is None and out is None:
         return ops.norm(_batch_norm, args, input, weight, bias)
-    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track)
+    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
     if track and input.numel():
         _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
     return _returned(result, return_stats)
@@ -475,6 +475,7 @@ def _run(
     given: bool = False,
     track: bool = False,
     extras: Extras = NONE,
+    stats: bool = False,
 ) -> Result:
     """The call with everything; `running` statistics are used if they are `given`."""
     if modulate is not None:
@@ -487,7 +488,7 @@ def _run(
         extras = extras._replace(scale=scale, shift=shift)
     if out is not None:
         check_extras.out(out, input, weight, bias, *running, *extras)
-    result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track)
+    result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track, stats)
     return result if out is None else result._replace(y=out.copy_(result.y))
 
 
@@ -505,10 +506,12 @@ def _evaluate(
     """By running statistics, (C,): the sets of batch_norm."""
     if modulate is None and out is None and not return_stats:
         return ops.norm(_batch_norm, args, input, weight, bias, *running)
-    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, given=True)
+    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, given=True, stats=return_stats)
+    if not return_stats:
+        return result.y
     assert running[0] is not None
     mean = running[0].detach().to(result.rstd.dtype, copy=True).view_as(result.rstd)
-    return _returned(result._replace(mean=mean), return_stats)
+    return _returned(result._replace(mean=mean), True)
 
 
 def _added(result: Result) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,13 @@ class Ready:
         """The forward where no statistics are wanted; a family may have a shorter way to it."""
         shorter = getattr(_module(self.planned), "infer", None)
         launch = shorter(self.planned, self.problem) if shorter else None
-        return launch or (lambda *operands: self.forward(*operands).y)
+        return launch or (lambda *operands: self.bare(*operands, NONE).y)
+
+    @cached_property
+    def bare(self) -> Callable[..., Result]:
+        """As `forward`; a family may save itself the statistics."""
+        make = getattr(_module(self.planned), "bare", None)
+        return make(self.planned, self.problem) if make else self.forward
 
     @cached_property
     def forward(self) -> Callable[..., Result]:
@@ -159,9 +165,10 @@ def full(
     var: Tensor | None = None,
     extras: Extras = NONE,
     track: bool = False,
+    stats: bool = True,
 ) -> Result:
     """As `norm`, with any operands, and all that is computed: the statistics, through which no gradient flows (the variance if `track`
-    asks for it; not those that were given), and the sum with a residual."""
+    asks for it; not those that were given), and the sum with a residual. Without `stats`, statistics may be missing."""
     operands = x, weight, bias, mean, var, *extras
     way = route(*operands)
     if way is not DIRECT:
@@ -176,7 +183,7 @@ def full(
         ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, track, extras), x.device)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-    return ready.forward(x, weight, bias, mean, var, extras)
+    return (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
 
 
 def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:

@@ -63,6 +63,8 @@ class Pass:
     chunk_r: int = 1
     chunk_t: int = 1
     stages: int = 1  # blocks in flight at a time
+    leads: bool = False  # the next launch may start while this one runs
+    follows: bool = False  # and waits for it
 
     def __str__(self) -> str:
         what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply)) if there)
@@ -107,18 +109,25 @@ def _stages(problem: NormProblem, device: Device, elements: int, wanted: int) ->
 
 
 def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    """Whole rows in registers."""
+    """Whole rows in registers, `each` elements for a thread: short rows 32 to a program, long ones alone."""
     w = walk(problem)
     block_j, tail = _head_and_tail(w.run)
-    length = block_j + tail
-    block_i = max(1, (1024 if tail else 2048 if length <= 1024 else 8192) // length)
-    if not invariant:  # few rows: one for each multiprocessor
-        block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
-    threads, stages = length * block_i // (16 if length <= 1024 else 32), 1
+    length, stages, most = block_j + tail, 1, 0
+    block_i, each = 1, 36 if tail else 16 if length <= 2048 else 32
     if length > 8192:  # too few blocks fit on a multiprocessor to hide one's loads behind another's work
-        threads, stages = length // 64, _stages(problem, device, length, 3)
-    blocks = ceil(w.total / block_i)
-    programs, warps = blocks if stages == 1 else min(blocks, device.sms), _warps(threads, device)
+        each, stages, most = 48, 3, 1
+    elif problem.scale or problem.shift:  # read with each row, as much as x
+        each, stages, most = 36, 3, 12
+    elif length <= 256:
+        block_i = 32
+    elif 2048 < length <= 4096 or (length <= 1024 and not tail):
+        block_i = 2
+    if not invariant:  # few rows: some for each multiprocessor
+        block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
+    programs, stages = ceil(w.total / block_i), _stages(problem, device, length, stages)
+    warps = _warps(length * block_i // each, device)
+    if stages > 1:
+        programs = min(programs, max(most // warps, 1) * device.sms)
     return (Pass(ROW, w, programs, warps, block_i, block_j, 1, tail, True, True, True, stages=stages),)
 
 
@@ -128,23 +137,32 @@ def _warps(threads: int, device: Device) -> int:
 
 
 def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    """One kernel where there are sets for every multiprocessor; else parts of sets, and their moments combined."""
-    w = walk(problem, cut=True)
+    """One kernel where there are sets for every multiprocessor, or small ones; else parts of sets, and their moments combined."""
+    w, flat = walk(problem, cut=True), walk(problem)
     whole = w.total >= device.sms or w.reps * w.run <= 2**16
     if whole and not (invariant or problem.spec.mix or problem.addends):
         if w.reps > 1:
-            large = w.total < 2 * device.sms or w.reps * w.run >= 2**18
-            return (_row(w, device, 1, *((16384, 1024) if large else (8192, 512)), reduce=True, apply=True),)
-        if w.total < 4 * device.sms or not problem.spec.centered:
+            return (_row(w, device, 1, *((16384, 512) if w.reps * w.run >= 2**17 else (8192, 256)), reduce=True, apply=True),)
+        if not problem.spec.centered:
             return (_row(w, device, 1, 8192, 1024, reduce=True, apply=True),)
-        return (_row(w, device, 1, 4096, 256, _stages(problem, device, 4096, 3), reduce=True, apply=True),)
-    flat = walk(problem)
-    parts = ceil(4 * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
-    if flat.reps == 1:
-        taken = _row(flat, device, parts, 2048, 128, _stages(problem, device, 2048, 3), reduce=True)
+        if w.run <= 2**17:
+            return (_row(w, device, 1, 4096, 512, reduce=True, apply=True),)
+        return (_row(w, device, 1, 2048, 256, _stages(problem, device, 2048, 3), reduce=True, apply=True),)
+    if flat.reps > 1:
+        reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
-        taken = _row(flat, device, parts, 4096, 256, reduce=True)
-    return taken, _combine(flat, taken, device), _row(w, device, ceil(8 * device.sms / w.total), 4096, 512, apply=True)
+        reduce, apply = (2, 4096, 128, _stages(problem, device, 4096, 3)), (8, 4096, 512)
+    parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
+    taken = _row(flat, device, parts, *reduce[1:], reduce=True)
+    applied = _row(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
+    return _chained(device, taken, _combine(flat, taken, device), applied)
+
+
+def _chained(device: Device, first: Pass, second: Pass, third: Pass) -> tuple[Pass, ...]:
+    """Three launches, each of which starts while the one before ends, where the device can."""
+    if not device.chains:
+        return first, second, third
+    return replace(first, leads=True), replace(second, leads=True, follows=True), replace(third, follows=True)
 
 
 def _row(w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False) -> Pass:
@@ -170,24 +188,26 @@ def tile(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, .
     block_i, tail = _head_and_tail(w.reps)
     length = block_i + tail
     block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
-    threads = length * block_j // (128 if length <= 128 else 64)
+    warps = _warps(length * block_j // (128 if length <= 128 else 64), device)
     blocks = ceil(w.sets * block_run / block_j)
     stages = _stages(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
-    warps = _warps(threads, device)
     programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)
     return (Pass(TILE, w, programs, warps, block_i, block_j, block_run, tail, True, True, True, 1, 1, w.reps, blocks, stages),)
 
 
 def tile_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
     w = walk(problem)
-    taken = _tile(w, device, 4, 64, 128, _stages(problem, device, 2048, 4), 256 if invariant else 0, reduce=True)
-    return taken, _combine(w, taken, device), _tile_apply(problem, w, device)
+    programs = 3 if w.total * w.reps * w.run >= 2**23 else 2
+    taken = _tile(w, device, programs, 64, 128, _stages(problem, device, 2048, 4), 256 if invariant else 0, reduce=True)
+    return _chained(device, taken, _combine(w, taken, device), _tile_apply(problem, w, device))
 
 
 def _tile_apply(problem: NormProblem, w: Walk, device: Device) -> Pass:
-    if w.columns % 128 == 0:
+    size = w.total * w.reps * w.run
+    if w.columns % 128 == 0 and size >= 2**25:
         return _tile(w, device, 16, 128, 256, apply=True)
-    return _tile(w, device, 16, 64, 128, _stages(problem, device, 2048, 4), apply=True)
+    programs, stages = (16, 4) if size >= 2**23 else (8, 3)
+    return _tile(w, device, programs, 64, 128, _stages(problem, device, 2048, stages), apply=True)
 
 
 def tile_size(problem: NormProblem) -> int:
@@ -223,12 +243,11 @@ def _tile(
 
 def _combine(w: Walk, taken: Pass, device: Device) -> Pass:
     """The moments of the parts that a reduction took."""
-    block_j = min(power_of_two(taken.parts_t), 1024)
-    block_i = min(power_of_two(taken.parts_r), 1024 // block_j)
+    size = 64 if taken.parts_r * taken.parts_t <= 64 else 1024  # few sizes, since each is compiled
+    block_j = min(power_of_two(taken.parts_t), size)
     chunk_t = taken.chunk_t * taken.block_j if taken.kernel == ROW else 1
-    warps = _warps(block_i * block_j // 4, device)
     return Pass(
-        *(COMBINE, w, w.total, min(warps, 4), block_i, block_j, 1, 0, False, False, False),
+        *(COMBINE, w, w.total, _warps(size // 8, device), size // block_j, block_j, 1, 0, False, False, False),
         *(taken.parts_r, taken.parts_t, taken.chunk_r, chunk_t),
     )
 

@@ -30,6 +30,8 @@ def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual:
 
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
     w, spec, dtype = step.walk, problem.spec, problem.dtype
+    flat = w.reps == 1 if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run)
+    x_s, y_s = (0, 0) if flat and step.kernel == TILE else (w.x[2], w.y[2])  # columns are contiguous
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
     fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
     pointers = {
@@ -45,7 +47,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     }
     scalars = {
         **{"eps": spec.eps, "total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
-        **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x, *w.y))),
+        **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x[:2], x_s, *w.y[:2], y_s))),
         **{f"p_{name}": n for name, n in zip(_MAP, astuple(w.param))},
         **{f"m_{name}": n for name, n in zip(_MAP, astuple(w.modulation))},
         **_parts(step),
@@ -55,9 +57,10 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         **{"PARAM": _uses(w.param, w), "MODULATION": _uses(w.modulation, w), "OFFSET": spec.weight_offset},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
         **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
-        "WIDE": step.programs * step.block_i >= 2**31,
-        "FLAT": w.reps == 1 if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run),
+        "WIDE": max(step.programs * step.block_i, w.reps, w.run, w.columns) >= 2**30,
+        "FLAT": flat,
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
+        **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }
     return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants)
 
@@ -85,16 +88,19 @@ def _combine(step: Pass, problem: NormProblem) -> Kernel:
         "var": fp32 if spec.mix or problem.track else None,
     }
     scalars = {"eps": spec.eps, "reps": w.reps, "sets": w.sets, "run": w.run, **_parts(step)}
-    constants = {"CENTERED": spec.centered, "BLOCK_I": step.block_i, "BLOCK_J": step.block_j}
+    constants = {"CENTERED": spec.centered, "BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "LEADS": step.leads, "FOLLOWS": step.follows}
     return Kernel(combine, step.programs, step.warps, pointers, scalars, constants)
 
 
-def forward(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
-    spec = problem.spec
-    plain = kernels(plan, problem)
-    adding = kernels(plan, problem, residual=True) if problem.addends else plain
-    parts = 2 * plan.passes[0].walk.total * plan.passes[0].parts_r * plan.passes[0].parts_t if len(plan.passes) > 1 else 0
-    computed = [] if problem.given else [*["mean"] * spec.centered, "rstd", *["var"] * (problem.track or bool(spec.mix))]
+def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callable[..., Result]:
+    spec, first = problem.spec, plan.passes[0]
+    plain = kernels(plan, problem, statistics)
+    adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
+    several = len(plan.passes) > 1
+    parts = 2 * first.walk.total * first.parts_r * first.parts_t if several else 0
+    computed: list[str] = []
+    if not problem.given and (statistics or several):
+        computed = [*["mean"] * spec.centered, "rstd", *["var"] * (problem.track or bool(spec.mix))]
 
     def launch(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
@@ -110,7 +116,7 @@ def forward(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
             x = laid_out(x, problem.y_stride)
         y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype, device=x.device)
         t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
-        t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "var": None}
+        t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
         if problem.given:
             t |= {"mean": _statistic(mean, problem), "var": _statistic(var, problem)}
         for name in computed:
@@ -122,19 +128,28 @@ def forward(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
             for step, kernel in zip(plan.passes, run):
                 if step.apply and not step.reduce:
                     t["x"] = x if total is None else total
-                    if spec.mix and own_mean is not None and own_var is not None:
-                        mixed = mix(spec, problem.shape, Moments(_count(problem), own_mean, own_var * _count(problem)), extras)
-                        rstd = torch.rsqrt(mixed.var + spec.eps)
-                        t |= {"mean": laid_out(mixed.mean, problem.stat_stride), "rstd": laid_out(rstd, problem.stat_stride)}
+                    if spec.mix:
+                        t |= _mixed(problem, own_mean, own_var, extras)
                 kernel(stream, t)
-        if problem.given:
-            assert own_var is not None
+        if problem.given and statistics and own_var is not None:
             t["rstd"] = torch.rsqrt(own_var + spec.eps)
-        rstd = t["rstd"]
-        assert rstd is not None
-        return Result(y, own_mean, rstd, own_var, total)
+        return Result(y, own_mean, t["rstd"], own_var, total)  # pyright: ignore[reportArgumentType]
 
     return launch
+
+
+def bare(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
+    """As `forward`, where no statistics are wanted."""
+    return forward(plan, problem, statistics=False)
+
+
+def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, extras: Extras) -> dict[str, Tensor]:
+    """The statistics that a mix applies, from the sets' own."""
+    assert problem.x is not None and mean is not None and var is not None
+    count = problem.x.reps * problem.x.run
+    mixed = mix(problem.spec, problem.shape, Moments(count, mean, var * count), extras)
+    stats = {"mean": mixed.mean, "rstd": torch.rsqrt(mixed.var + problem.spec.eps)}
+    return {name: laid_out(stat, problem.stat_stride) for name, stat in stats.items()}
 
 
 def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
@@ -148,8 +163,3 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
 def _statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
     """A given statistic, contiguous as (outer, sets)."""
     return None if stat is None else laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)
-
-
-def _count(problem: NormProblem) -> int:
-    assert problem.x is not None
-    return problem.x.reps * problem.x.run

@@ -20,6 +20,9 @@ from triton.compiler import ASTSource
 
 INTERPRETED = bool(knobs.runtime.interpret)
 ALIGNED = 16  # bytes of a vector load
+# Every number that is compiled in, by its value or its divisor, is one more reason to compile again for another shape.
+COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns"}  # never by value
+ALIGNING = {"reps", "run", "columns", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "m_o"}  # by their divisor, which decides how wide loads are
 _TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -36,11 +39,15 @@ class Source(NamedTuple):
     divisors: tuple[tuple[int, int], ...]
     warps: int
 
+    def _overlap(self) -> dict[str, bool]:
+        """The option of a kernel that starts while the last one runs. (HIP has none.)"""
+        return {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
+
     def compile(self, target: GPUTarget | None = None) -> Any:
         attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
         source = ASTSource(self.function, dict(self.signature), dict(self.constants), attributes)
         # The default of enable_fp_fusion depends on Triton's version.
-        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True})
+        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._overlap())
 
 
 @cache
@@ -54,8 +61,8 @@ def _loaded(source: Source, device: int) -> Any:
 class Kernel:
     """A Triton function on `programs` programs, with its scalars and constants.
 
-    `pointers` gives the dtypes of the leading arguments, None where an operand is missing; `scalars` the numbers that follow. Those which
-    are 0 or 1 are compiled in: most indices then cost nothing.
+    `pointers` gives the dtypes of the leading arguments, None where an operand is missing; `scalars` the numbers that follow. Strides and
+    the like which are 0 or 1 are compiled in: most indices then cost nothing.
     """
 
     def __init__(
@@ -85,11 +92,12 @@ class Kernel:
         for at, (name, value) in enumerate(self.scalars.items(), len(self.pointers)):
             if isinstance(value, float):
                 types[name] = "fp32"
-            elif value in (0, 1):
+            elif value in (0, 1) and name not in COUNTS:
                 types[name], constants[name] = "constexpr", value
             else:
                 types[name] = "i32" if value < 2**31 else "i64"
-                divisors += [(at, divisor)] if (divisor := min(value & -value, ALIGNED)) > 1 else []
+                divisor = min(value & -value, ALIGNED) if name in ALIGNING else 1
+                divisors += [(at, divisor)] if divisor > 1 else []
         types |= dict.fromkeys(self.constants, "constexpr")
         return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps)
 

@@ -7,13 +7,21 @@ is [I, 1] or [1, J], and is loaded no more often than that. Four bits say on whi
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter has no libdevice
 
 
 @triton.jit
-def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr):
-    """Which program this is. Backwards, what the kernel before read last comes first: it is still in the cache."""
+def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr):
+    """Which program this is. Backwards, what the kernel before read last comes first: it is still in the cache.
+
+    A kernel that leads lets the next one start while it runs; one that follows waits here until the last one's results are there.
+    """
+    if LEADS:
+        gdc_launch_dependents()
+    if FOLLOWS:
+        gdc_wait()
     pid = tl.program_id(0)
     if BACKWARDS:
         pid = tl.num_programs(0) - 1 - pid

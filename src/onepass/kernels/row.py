@@ -15,12 +15,16 @@ def row_forward(
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
+    SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    """FLAT: a set is one run, and along I lie several sets. Else a program has one set or a part of it, and along I lie its runs."""
+    """FLAT: a set is one run, and along I lie several sets. Else a program has one set or a part of it, and along I lie its runs.
+
+    SHORT: a run fits into a block.
+    """
     x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
     maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
     strides = x_o, x_r, x_s, y_o, y_r, y_s
-    pid = program(not REDUCE, WIDE)
+    pid = program(not REDUCE, WIDE, LEADS, FOLLOWS)
     if RESIDENT:
         step = tl.num_programs(0) * BLOCK_I
         if STAGES > 1:  # each program has many blocks, and loads one while it works on another
@@ -38,7 +42,7 @@ def row_forward(
         _part(
             x, y_ptr, operands, statistics, parts_ptr, eps, pid, total, reps, sets, run, strides, maps,
             parts_r, parts_t, chunk_r, chunk_t, m2_at,
-            PARAM, MODULATION, OFFSET, CENTERED, ACTIVATION, REDUCE, APPLY, FLAT, BLOCK_I, BLOCK_J, STAGES,
+            PARAM, MODULATION, OFFSET, CENTERED, ACTIVATION, REDUCE, APPLY, FLAT, BLOCK_I, BLOCK_J, SHORT, STAGES,
         )  # fmt: skip
 
 
@@ -84,7 +88,8 @@ def _part(
     x_ptrs, y_ptr, operands, statistics, parts_ptr, eps, pid, total, reps, sets, run, strides, maps,
     parts_r, parts_t, chunk_r, chunk_t, m2_at,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
-    REDUCE: tl.constexpr, APPLY: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
+    REDUCE: tl.constexpr, APPLY: tl.constexpr, FLAT: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A part of sets, block by block: their moments, or y, or one after the other."""
     BOTH: tl.constexpr = REDUCE and APPLY
@@ -92,8 +97,14 @@ def _part(
     i, j = tl.arange(0, BLOCK_I)[:, None], tl.arange(0, BLOCK_J)[None, :]
     set_, part = pid // (parts_r * parts_t), pid % (parts_r * parts_t)
     part_r, part_t = part // parts_t, part % parts_t
-    r_start, t_start = part_r * chunk_r, part_t * chunk_t * BLOCK_J
-    r_end, t_end = tl.minimum(r_start + chunk_r, reps), tl.minimum(t_start + chunk_t * BLOCK_J, run)
+    r_start = part_r * chunk_r
+    r_end = tl.minimum(r_start + chunk_r, reps)
+    if SHORT:
+        t_start, t_end, steps = 0, run, 1
+    else:
+        t_start = part_t * chunk_t * BLOCK_J
+        t_end = tl.minimum(t_start + chunk_t * BLOCK_J, run)
+        steps = tl.cdiv(t_end - t_start, BLOCK_J)
     here = None
     if FLAT:
         set_ = set_ * BLOCK_I + i
@@ -113,11 +124,12 @@ def _part(
             mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, CENTERED)
         else:
             # A lane that has run past the end sees no more elements: there is one step along t, or one run at a time.
-            for t0 in range(t_start, t_end, BLOCK_J):
+            for step in range(steps):
+                t = t_start + step * BLOCK_J + j
                 for r0 in tl.range(r_start, r_end, BLOCK_I, num_stages=STAGES):
-                    mask = (r0 + i < r_end) & (t0 + j < t_end)
+                    mask = (r0 + i < r_end) & (t < t_end)
                     k += 1.0
-                    x = load(x_ptrs, x_at + (r0 + i).to(tl.int64) * x_r + (t0 + j), mask, KEEP)
+                    x = load(x_ptrs, x_at + (r0 + i).to(tl.int64) * x_r + t, mask, KEEP)
                     mean, m2 = update(mean, m2, k, x, mask, CENTERED)
             n = n * lanes(r_start, r_end, BLOCK_I)[:, None]
             mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, CENTERED)
@@ -134,7 +146,6 @@ def _part(
     if APPLY:
         DROP: tl.constexpr = "evict_first" if BOTH else ""
         x_ptr = x_ptrs[0]
-        steps = tl.cdiv(t_end - t_start, BLOCK_J)
         if FLAT:
             for step in tl.range(0, steps, num_stages=STAGES):
                 t = t_start + (steps - 1 - step) * BLOCK_J + j  # backwards: what was read last is still in the cache

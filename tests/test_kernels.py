@@ -1,0 +1,113 @@
+"""The GPU families on small problems by Triton's interpreter: run with TRITON_INTERPRET=1, which `make test` does."""
+
+import os
+
+import pytest
+import torch
+
+import onepass
+import onepass.functional as O
+from onepass.bench import cases, oracle
+from onepass.bench.cases import Case
+from onepass.families import FAMILIES
+from onepass.plan import CannotForce
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+
+GPU = [family.name for family in FAMILIES if family.module.startswith("kernels")]
+
+SMALL = [
+    Case("layer_norm", (5, 33)),
+    Case("layer_norm", (3, 1152), affine="weight"),
+    Case("layer_norm", (2, 9001), wide=True),
+    Case("layer_norm", (1, 66001)),
+    Case("layer_norm", (3, 2, 40), "transposed", affine="bias"),
+    Case("layer_norm", (3, 16), "strided", affine="none"),
+    Case("layer_norm", (4, 24), "sliced"),
+    Case("layer_norm", (4, 16), "expanded"),
+    Case("layer_norm", (7, 1)),
+    Case("layer_norm", (4, 64), init="shifted"),
+    Case("layer_norm", (4, 64), init="inf"),
+    Case("layer_norm", (4, 64), init="const"),
+    Case("layer_norm", (2, 3, 4, 5), "channels_last", rank=3, granularity="channel", activation="gelu"),
+    Case("layer_norm", (2, 3, 4, 5), rank=3, granularity="channel", modulate=True),
+    Case("layer_norm", (2, 3, 40), modulate=True, activation="silu", offset=1.0),
+    Case("layer_norm", (2, 3, 40), residual=True, activation="gelu_tanh"),
+    Case("rms_norm", (5, 130), eps=1e-6),
+    Case("rms_norm", (2, 3, 40), "sliced", residual=True, offset=1.0, eps=1e-6),
+    Case("rms_norm", (2, 3, 2, 16), "sliced", wide=True),
+    Case("group_norm", (2, 12, 5, 7), groups=4, activation="silu"),
+    Case("group_norm", (2, 20, 5, 7), "channels_last", groups=2, activation="silu", modulate=True),
+    Case("group_norm", (2, 12, 5, 7), "channels_last", groups=4, init="shifted", wide=True),
+    Case("group_norm", (2, 12, 5, 7), groups=3, modulate=True, affine="none"),
+    Case("group_norm", (2, 12, 5), "channels_last", groups=4, residual=True, modulate=True),
+    Case("group_norm", (3, 8), groups=2),
+    Case("instance_norm", (2, 3, 6, 7), "channels_last", running=True, activation="relu"),
+    Case("instance_norm", (2, 3, 40), running=True),
+    Case("batch_norm", (4, 5), running=True),
+    Case("batch_norm", (3, 5, 6, 6), running=True),
+    Case("batch_norm", (3, 5, 6, 6), "channels_last", running=True, wide=True),
+    Case("batch_norm", (3, 5, 6, 6), modulate=True),
+    Case("batch_norm", (3, 5, 6, 6), evaluate=True, activation="relu"),
+    Case("batch_norm", (3, 5, 6, 6), "channels_last", evaluate=True, wide=True),
+    Case("layer_norm2d", (2, 24, 3, 5), modulate=True),
+    Case("layer_norm2d", (2, 24, 3, 5), init="shifted"),
+    Case("switchable_norm", (2, 3, 4, 5), running=True),
+    Case("switchable_norm", (2, 3, 4, 5), "channels_last", evaluate=True, activation="silu"),
+]
+
+
+def _run(case, dtype, family):
+    """The worst error of a forward against the budget; None where the family says that it cannot."""
+    operands = cases.make(case, dtype)
+    exact = oracle.exact(case, operands, cases.make_dy(operands))
+    try:
+        with onepass.force(family):
+            outcome = oracle.evaluate(case, operands, None)
+    except CannotForce:
+        return None
+    assert outcome.y.stride() == torch.empty_like(operands.x if outcome.sum is None else outcome.sum).stride()
+    return oracle.worst(outcome, exact.value, exact.allowed).forward
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_every_family_within_the_budget(case):
+    dtype = (torch.float32, torch.float16)[SMALL.index(case) % 2]
+    errors = {family: _run(case, dtype, family) for family in GPU}
+    assert [family for family, error in errors.items() if error is not None and not error <= 1] == []
+    assert any(error is not None for error in errors.values())
+
+
+@pytest.mark.parametrize("family", ["row", "row_reread", "tile", "tile_reread"])
+def test_bfloat16(family):
+    """The interpreter cuts bfloat16 off where a GPU rounds: a whole ulp, not half of one."""
+    x = torch.randn(2, 12, 5, 7).to(torch.bfloat16)
+    x = x if family.startswith("row") else x.to(memory_format=torch.channels_last)
+    with onepass.force(family), torch.no_grad():
+        y = O.group_norm(x, 4)
+    torch.testing.assert_close(y.double(), torch.nn.functional.group_norm(x.double(), 4), rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [40, 9001])
+@pytest.mark.parametrize("family", ["row", "row_reread"])
+def test_a_row_does_not_depend_on_its_neighbours(family, length):
+    x = torch.randn(37 if length < 100 else 3, length)
+    with onepass.batch_invariant(True), onepass.force(family), torch.no_grad():
+        together = O.layer_norm(x, (length,))
+        for row in (0, len(x) - 1):
+            assert torch.equal(O.layer_norm(x[row : row + 1].clone(), (length,)), together[row : row + 1])
+
+
+def test_statistics_are_those_of_the_reference():
+    x = torch.randn(2, 12, 5, 7).to(memory_format=torch.channels_last)
+    expected = O.group_norm(x, 4, return_stats=True)
+    for family in ("tile", "tile_reread", "row_reread"):
+        with onepass.force(family):
+            result = O.group_norm(x, 4, return_stats=True)
+        torch.testing.assert_close(tuple(result), tuple(expected))
+
+
+def test_parameters_that_are_not_contiguous():
+    x, weight = torch.randn(4, 24), torch.randn(24, 2)[:, 0]
+    with onepass.force("row"), torch.no_grad():
+        torch.testing.assert_close(O.layer_norm(x, (24,), weight, weight), torch.nn.functional.layer_norm(x, (24,), weight, weight))
