@@ -7,9 +7,8 @@ import torch
 
 import onepass
 from onepass import spec
-from onepass.bench import resources
 from onepass.bench.cases import lay_out
-from onepass.bench.suite import SUITE
+from onepass.bench.suite import SUITE, problem_of
 from onepass.device import Device
 from onepass.families import FAMILIES
 from onepass.plan import Options, plan
@@ -127,9 +126,9 @@ def test_explain_does_not_run():
     assert not mean.any()
 
 
-H200 = Device("cuda", "H200", 132, 32, 232448, True, "")
-PLAIN = Device("cuda", "some GPU", 60, 32, 49152, False, "")
-MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, "")
+H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "")
+PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
+MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "")
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
@@ -162,7 +161,7 @@ def test_the_plan_on_a_gpu(problem, family, device):
 @pytest.mark.parametrize("row", SUITE, ids=lambda row: row.name)
 def test_what_is_launched(row, device):
     """Every pass has a power of two of warps, at most 1024 threads, blocks that cover its set, and no more stages than memory for them."""
-    problem = resources.problem_of(row)
+    problem = problem_of(row)
     for step in plan(problem, device).passes:
         w = step.walk
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and step.programs > 0

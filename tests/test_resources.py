@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton")
+
+COMMITTED = Path(__file__).parent.parent / "results" / "resources.jsonl"
 
 
 def test_the_committed_table(tmp_path):
@@ -14,7 +17,7 @@ def test_the_committed_table(tmp_path):
     found = tmp_path / "resources.jsonl"
     code = f"import pathlib; from onepass.bench import resources; resources.RESULTS = pathlib.Path({str(found)!r}); resources.main()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    here, committed = ([json.loads(line) for line in open(path)] for path in (found, "results/resources.jsonl"))
+    here, committed = ([json.loads(line) for line in path.read_text().splitlines()] for path in (found, COMMITTED))
     assert [line for line in here if line["spilled"]] == []
     for line, known in zip(here, committed, strict=True):
         assert {key: line[key] for key in ("target", "kernel", "row")} == {key: known[key] for key in ("target", "kernel", "row")}

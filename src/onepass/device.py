@@ -19,6 +19,7 @@ class Device:
     sms: int = 0  # multiprocessors, or compute units
     warp: int = 32  # threads that run together
     shared: int = 0  # bytes of shared memory that a program may have
+    prefetches: bool = False  # loads can run ahead into shared memory
     chains: bool = False  # a kernel can start while the one before it ends
     no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
 
@@ -33,8 +34,8 @@ def describe(device: torch.device) -> Device:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-        chains = torch.version.hip is None and properties.major >= 9
-        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, chains, missing)
+        prefetches, chains = (torch.version.hip is None and properties.major >= since for since in (8, 9))
+        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing)
     if os.environ.get("TRITON_INTERPRET") == "1":  # Triton's interpreter, for tests: programs run one by one on the CPU
-        return Device(device.type, "interpreter", 4, 32, 2**17, False, missing)
+        return Device(device.type, "interpreter", 4, 32, 2**17, True, False, missing)
     return Device(device.type)

@@ -103,6 +103,8 @@ def _head_and_tail(n: int) -> tuple[int, int]:
 
 def _stages(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
     """How many blocks fit in shared memory at a time, parameters included; 1: the one at work, in registers."""
+    if not device.prefetches:
+        return 1
     operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
     size = elements * sum(dtype.itemsize for dtype in operands if dtype)
     return max(min(wanted, 1 + device.shared // size), 1)
@@ -151,7 +153,8 @@ def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[P
     if flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
-        reduce, apply = (2, 4096, 128, _stages(problem, device, 4096, 3)), (8, 4096, 512)
+        threads = 128 if device.chains else 256  # fewer spill on sm_80
+        reduce, apply = (2, 4096, threads, _stages(problem, device, 4096, 3)), (8, 4096, 512)
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
     taken = _row(flat, device, parts, *reduce[1:], reduce=True)
     applied = _row(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
@@ -188,7 +191,8 @@ def tile(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, .
     block_i, tail = _head_and_tail(w.reps)
     length = block_i + tail
     block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
-    warps = _warps(length * block_j // (128 if length <= 128 else 64), device)
+    each = (128 if length <= 128 else 64) if device.prefetches else 32  # elements for a thread; AMD's compiler spills with more
+    warps = _warps(length * block_j // each, device)
     blocks = ceil(w.sets * block_run / block_j)
     stages = _stages(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
     programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)

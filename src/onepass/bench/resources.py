@@ -11,10 +11,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
@@ -22,19 +22,16 @@ from ..device import Device
 from ..kernels import forward
 from ..kernels.launch import Source
 from ..plan import plan
-from ..problem import Extras, NormProblem, bind
-from . import cases
-from .cases import lay_out
-from .suite import SUITE, Row
+from .suite import SUITE, Row, problem_of
 
 RESULTS = Path("results/resources.jsonl")
 
 TARGETS = {
-    "sm_80": (GPUTarget("cuda", 80, 32), Device("cuda", "A100", 108, 32, 166912, False, "")),
-    "sm_90": (GPUTarget("cuda", 90, 32), Device("cuda", "H200", 132, 32, 232448, True, "")),
-    "sm_100": (GPUTarget("cuda", 100, 32), Device("cuda", "B200", 148, 32, 232448, True, "")),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), Device("cuda", "MI300X", 304, 64, 65536, False, "")),
-    "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, "")),
+    "sm_80": (GPUTarget("cuda", 80, 32), Device("cuda", "A100", 108, 32, 166912, True, False, "")),
+    "sm_90": (GPUTarget("cuda", 90, 32), Device("cuda", "H200", 132, 32, 232448, True, True, "")),
+    "sm_100": (GPUTarget("cuda", 100, 32), Device("cuda", "B200", 148, 32, 232448, True, True, "")),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), Device("cuda", "MI300X", 304, 64, 65536, False, False, "")),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, False, "")),
 }
 
 
@@ -47,22 +44,21 @@ class Resources(NamedTuple):
     shared: int  # bytes
 
 
-def problem_of(row: Row) -> NormProblem:
-    """The row's problem, without its tensors."""
-    case, op = row.case, cases.OPS[row.case.op]
-    x = lay_out(torch.empty(case.shape, dtype=row.dtype, device="meta"), case.layout, "meta")
-    param = torch.empty(1, dtype=torch.float32 if case.wide else row.dtype, device="meta")
-    weight, bias = param if case.affine in ("both", "weight") else None, param if case.affine in ("both", "bias") and op.has_bias else None
-    per_sample = param if case.modulate else None
-    given = case.evaluate and not cases.spec_of(case).mix
-    extras = Extras(x if case.residual else None, per_sample, per_sample)
-    return bind(cases.spec_of(case), x, weight, bias, given, case.running and not given, extras)
+def rows() -> list[Row]:
+    """Of the suite, one for each kind of problem and each way to run it: compilers take their time."""
+    kinds: dict[tuple[Any, ...], Row] = {}
+    for row in SUITE:
+        case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1])
+        shapes = tuple((step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1) for step in chosen.passes)
+        kinds.setdefault((case.op, case.layout, case.modulate, case.residual, case.evaluate, chosen.family, shapes), row)
+    return list(kinds.values())
 
 
+@cache
 def sources(target: str) -> dict[Source, tuple[str, str]]:
     """Every kernel that the planner picks for the suite on a target, what it is, and a row that runs it."""
     found: dict[Source, tuple[str, str]] = {}
-    for row in SUITE:
+    for row in rows():
         problem = problem_of(row)
         chosen = plan(problem, TARGETS[target][1])
         for step, kernel in zip(chosen.passes, forward.kernels(chosen, problem, residual=True)):

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from .cases import Case
+from ..problem import Extras, NormProblem, bind
+from . import cases
+from .cases import Case, lay_out
 from .record import dtype_name
 
 Unit = Literal["fraction", "us"]
@@ -86,3 +88,15 @@ SUITE = (
     *(_row("layer_norm2d", shape, _FP16, 0.80) for shape in ("64x96x56x56", "16x384x28x28")),
     _row("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
 )
+
+
+def problem_of(row: Row) -> NormProblem:
+    """The row's problem, without its tensors."""
+    case, op = row.case, cases.OPS[row.case.op]
+    x = lay_out(torch.empty(case.shape, dtype=row.dtype, device="meta"), case.layout, "meta")
+    param = torch.empty(1, dtype=torch.float32 if case.wide else row.dtype, device="meta")
+    weight, bias = param if case.affine in ("both", "weight") else None, param if case.affine in ("both", "bias") and op.has_bias else None
+    per_sample = param if case.modulate else None
+    given = case.evaluate and not cases.spec_of(case).mix
+    extras = Extras(x if case.residual else None, per_sample, per_sample)
+    return bind(cases.spec_of(case), x, weight, bias, given, case.running and not given, extras)
