@@ -20,7 +20,7 @@ from .bench.cases import Case
 from .bench.record import dtype_name
 from .bench.terminal import progress, table
 from .families import FAMILIES
-from .plan import explain, force
+from .plan import explain, force, grouped
 from .spec import ACTIVATIONS, GRANULARITIES
 
 _LAYOUT = {"nchw": "contiguous", "nhwc": "channels_last"}
@@ -142,8 +142,8 @@ def _doctor(args: argparse.Namespace) -> int:
                 print(f"  {op:16}{_layout(case):6}ok  route {ops.route(*operands[:3])}", end="; ")
                 print(f"{plans.forward}, backward {plans.backward}")
                 for plan in (plans.forward, plans.backward):
-                    for family, reasons in plan.why_not:
-                        print(f"      {plan.direction} not {family}: {'; '.join(reasons)}")
+                    for families, reason in grouped((family, "; ".join(reasons)) for family, reasons in plan.why_not):
+                        print(f"      {plan.direction} not {families}: {reason}")
     print("\nAll well." if not broken else f"\nBROKEN: {broken} checks failed; please report this with the output of `onepass verify`.")
     return 1 if broken else 0
 

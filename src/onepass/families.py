@@ -121,51 +121,44 @@ def _triton(problem: NormProblem, device: Device, direction: str) -> list[str]:
 
 def _resident(problem: NormProblem, device: Device, direction: str) -> list[str]:
     """What no family can do that reads x once."""
-    reasons = _triton(problem, device, direction)
-    if problem.given:
-        reasons.append("the statistics are given: there is nothing to reduce")
     if problem.spec.mix:
-        reasons.append("a mix needs the statistics of all sets before it applies any")
-    return reasons
+        return [*_reread(problem, device, direction), "a mix needs the statistics of all sets before it applies any"]
+    return _reread(problem, device, direction)
 
 
 def _row(problem: NormProblem, device: Device, direction: str) -> list[str]:
-    reasons = _resident(problem, device, direction)
-    if problem.x is not None and problem.x.reps > 1:
-        reasons.append(f"a set is {problem.x.reps} runs, and a row is one")
-    if problem.x is not None and problem.x.run > tiling.LONGEST_ROW:
-        reasons.append(f"a row of {problem.x.run} is longer than the {tiling.LONGEST_ROW} that one program keeps")
-    return reasons
+    reasons, x = _resident(problem, device, direction), problem.x
+    if reasons or x is None:
+        return reasons
+    if x.reps > 1:
+        return [f"a set is {x.reps} runs, and a row is one"]
+    if x.run > tiling.LONGEST_ROW:
+        return [f"a row of {x.run} is longer than the {tiling.LONGEST_ROW} that one program keeps"]
+    return []
 
 
 def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
-    reasons = _resident(problem, device, direction)
-    if problem.x is not None and tiling.tile_size(problem) > tiling.LARGEST_TILE:
-        reasons.append(
-            f"sets of {problem.x.reps} x {problem.x.run} are larger than the {tiling.LARGEST_TILE} elements that one program keeps"
-        )
-    return reasons
+    reasons, x = _resident(problem, device, direction), problem.x
+    if reasons or x is None:
+        return reasons
+    if tiling.tile_size(problem) > tiling.LARGEST_TILE:
+        return [f"sets of {x.reps} x {x.run} are larger than the {tiling.LARGEST_TILE} elements that one program keeps"]
+    return []
 
 
 def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = _triton(problem, device, direction)
-    if problem.given:
-        reasons.append("the statistics are given: there is nothing to reduce")
-    return reasons
+    return reasons or (["the statistics are given: there is nothing to reduce"] if problem.given else [])
 
 
 def _tile_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
-    reasons = _reread(problem, device, direction)
-    if problem.x is not None and problem.x.reps == 1:
-        reasons.append("a set is one run: there is nothing to reduce across")
-    return reasons
+    reasons, x = _reread(problem, device, direction), problem.x
+    return reasons or (["a set is one run: there is nothing to reduce across"] if x is not None and x.reps == 1 else [])
 
 
 def _apply(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = _triton(problem, device, direction)
-    if not problem.given:
-        reasons.append("the statistics are not given")
-    return reasons
+    return reasons or ([] if problem.given else ["the statistics are not given"])
 
 
 def _torch_cost(passes: float) -> Callable[[NormProblem, Device, str], float]:

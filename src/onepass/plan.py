@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -147,7 +147,8 @@ class Explanation:
         for chosen in (self.forward, self.backward):
             what = next(family.what for family in FAMILIES if family.name == chosen.family)
             parts.append((chosen.direction, f"{chosen}: {what}; at least {p.min_bytes(chosen.direction)} bytes ({_traffic(p, chosen)})"))
-            parts += [("", f"not {name}: {reason}") for name, reason in self._others(chosen)]
+            parts += [("", f"launch {step}") for step in chosen.passes]
+            parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._others(chosen))]
         return "\n".join(f"{title:9} {text}" for title, text in parts)
 
     def _others(self, chosen: Plan) -> Iterator[tuple[str, str]]:
@@ -155,6 +156,15 @@ class Explanation:
             if family.name != chosen.family:
                 reasons = family.unsupported(self.problem, self.device, chosen.direction)
                 yield family.name, "; ".join(reasons) or f"it could, but {chosen.family} {'is pinned' if self.pinned else 'comes first'}"
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Families that give the same reason, together."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    for reason, families in names.items():
+        yield ", ".join(families), reason
 
 
 def _name(dtype: object) -> str:

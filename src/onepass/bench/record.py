@@ -44,12 +44,14 @@ def origin(device: str) -> Record:
 
 
 def _commit() -> str:
-    """The commit that runs, from git or, where the sources travelled without it, from ONEPASS_COMMIT."""
+    """The commit that runs: ONEPASS_COMMIT where the sources travelled without their history, else git's."""
+    if "ONEPASS_COMMIT" in os.environ:
+        return os.environ["ONEPASS_COMMIT"]
     try:
         command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("ONEPASS_COMMIT", "unknown")
+        return "unknown"
 
 
 def read(path: Path) -> list[Record]:
