@@ -28,6 +28,7 @@ CASES = "tests/test_numerics.py -k every_case and float32"
 MODULATED = "tests/test_numerics.py -k every_case and modulated and float32"
 MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
 BLOCKS = "tests/test_numerics.py -k blocks"
+KERNELS = "tests/test_kernels.py -k within_the_budget and "  # these run by Triton's interpreter
 
 MUTATIONS = [
     Mutation("K and L swapped", "cpu/formula.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES, True),
@@ -68,6 +69,14 @@ MUTATIONS = [
              "tests/test_routes.py -k compiled_training"),
     Mutation("out copied before it is checked", "functional.py", "        check_extras.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
              "tests/test_extras.py -k out"),
+    Mutation("a lane takes in what is not there", "kernels/math.py", "delta = tl.where(inside, x - mean, 0.0)", "delta = x - mean", KERNELS + "9001"),
+    Mutation("lanes merged without their distance", "kernels/math.py", "mean, m2 = merged, m2 + delta * delta * n", "mean = merged", KERNELS + "12x5x7"),
+    Mutation("a tail without its variance", "kernels/row.py", "        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "1152"),
+    Mutation("channels cut at the wrong stride", "tiling.py", "(v.strides[0], channel_run, v.strides[2])", "(v.strides[0], 1, v.strides[2])", KERNELS + "12x5x7"),
+    Mutation("the last part counted as a whole one", "kernels/combine.py", "tl.minimum(run - t * chunk_t, chunk_t)", "chunk_t", KERNELS + "66001"),
+    Mutation("parameters of a row taken for a column's", "kernels/math.py", "at += r * b", "at += r", KERNELS + "3x4x5"),
+    Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
+             "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip
 
 
@@ -82,7 +91,9 @@ def survives(mutation: Mutation) -> str:
         path.write_text(text.replace(mutation.before, mutation.after))
         file, _, words = mutation.tests.partition(" -k ")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, *(["-k", words] if words else [])]
-        result = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
+        interpreter = {"TRITON_INTERPRET": "1"} if mutation.tests.startswith(KERNELS) else {}
+        environment = {**os.environ, "PYTHONPATH": folder, **interpreter}
+        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return "" if result.returncode == 1 else f"exit code {result.returncode}\n{result.stdout[-2000:]}"
 
 

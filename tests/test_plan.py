@@ -12,7 +12,7 @@ from onepass.bench.suite import SUITE, problem_of
 from onepass.device import Device
 from onepass.families import FAMILIES
 from onepass.plan import Options, plan
-from onepass.problem import bind
+from onepass.problem import Extras, bind
 
 CPU, GPU = Device("cpu"), Device("cuda", "any")
 
@@ -164,7 +164,7 @@ def test_what_is_launched(row, device):
     problem = problem_of(row)
     for step in plan(problem, device).passes:
         w = step.walk
-        assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and step.programs > 0
+        assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
         for block in (step.block_i, step.block_j, step.block_run):
             assert block & (block - 1) == 0
         if step.resident:
@@ -178,17 +178,36 @@ def test_what_is_launched(row, device):
         assert not (step.leads or step.follows) or device.chains
 
 
-@pytest.mark.parametrize("shape", [(64, 256), (64, 2**17), (64, 320, 8, 8), (64, 320, 64, 64)])
-def test_invariant_plans_do_not_know_the_batch(shape):
-    """How a sample is cut is the same for one and for many, but for how many programs there are."""
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", [(256,), (2**17,), (320, 8, 8), (160, 64, 64), (320, 64, 64)])
+def test_invariant_plans_do_not_know_the_batch(shape, residual, layout):
+    """The family and how a sample is cut are the same for one and for many, but for how many programs there are."""
 
     def cut(n: int):
-        definition = spec.layer_norm(1) if len(shape) == 2 else spec.group_norm(32)
-        problem = _bind(definition, (n, *shape[1:]), "contiguous" if len(shape) == 2 else "channels_last", torch.float16)
-        passes = plan(problem, H200, options=Options(invariant=True)).passes
-        return [replace(p, programs=0, walk=replace(p.walk, total=0, x=(), y=(), param=None, modulation=None)) for p in passes if p.reduce]
+        definition = spec.layer_norm(1) if len(shape) == 1 else spec.group_norm(32)
+        x = lay_out(torch.empty((n, *shape), dtype=torch.float16), layout if len(shape) > 1 else "contiguous")
+        problem = bind(definition, x, torch.empty(1), extras=Extras(residual=x if residual else None))
+        chosen = plan(problem, H200, options=Options(invariant=True))
+        bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
+        return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.passes if p.reduce]
 
-    assert cut(1) == cut(64) == cut(3)
+    assert cut(1) == cut(3) == cut(64)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        _bind(spec.layer_norm(1), (2**22, 4)),
+        _bind(spec.batch_norm(), (1, 2**16), given=True),
+        _bind(spec.switchable_norm(True), (256, 2048, 7, 7)),
+        _bind(spec.rms_norm(1, 1e-6), (2**16, 3, 2)),
+    ],
+)
+def test_small_sets_share_programs(problem):
+    for step in plan(problem, H200).passes:
+        if step.kernel != "combine":
+            assert step.block_i * step.block_j >= 1024, step
 
 
 def test_a_long_row_fills_the_gpu():

@@ -21,4 +21,6 @@ def test_the_committed_table(tmp_path):
     assert [line for line in here if line["spilled"]] == []
     for line, known in zip(here, committed, strict=True):
         assert {key: line[key] for key in ("target", "kernel", "row")} == {key: known[key] for key in ("target", "kernel", "row")}
-        assert abs(line["registers"] - known["registers"]) <= 8, "run `python -m onepass.bench.resources` and look at the difference"
+        assert known["triton"] != line["triton"] or abs(line["registers"] - known["registers"]) <= 8, (
+            "run `python -m onepass.bench.resources` and look at the difference"
+        )

@@ -31,11 +31,17 @@ def describe(device: torch.device) -> Device:
     Example: `describe(torch.device("cpu")).kind` is `"cpu"`.
     """
     missing = "" if find_spec("triton") else "Triton is not installed"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # for tests: programs run one by one on the CPU
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
-        prefetches, chains = (torch.version.hip is None and properties.major >= since for since in (8, 9))
+        nvidia = torch.version.hip is None
+        if nvidia and properties.major < 7:
+            missing = f"Triton needs a GPU of compute capability 7 or later, this has {properties.major}.{properties.minor}"
+        if interpreted:
+            missing = "TRITON_INTERPRET is set, and its interpreter runs on the CPU"
+        prefetches, chains = nvidia and properties.major >= 8, nvidia and properties.major >= 9
         return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing)
-    if os.environ.get("TRITON_INTERPRET") == "1":  # Triton's interpreter, for tests: programs run one by one on the CPU
-        return Device(device.type, "interpreter", 4, 32, 2**17, True, False, missing)
+    if interpreted and device.type == "cpu":
+        return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing)
     return Device(device.type)

@@ -23,6 +23,7 @@ from .problem import NormProblem, contiguous_stride
 from .tiling import Pass
 
 FORWARD, BACKWARD = "forward", "backward"
+Cost = Callable[[NormProblem, Device, str, bool], float]  # microseconds, roughly: only their order counts
 Passes = Callable[[NormProblem, Device, bool], tuple[Pass, ...]]  # the last: see plan.batch_invariant
 
 
@@ -32,7 +33,7 @@ class Family:
     what: str  # in words
     module: str  # relative to onepass
     unsupported: Callable[[NormProblem, Device, str], list[str]]
-    cost: Callable[[NormProblem, Device, str], float]  # microseconds, roughly: only their order counts
+    cost: Cost
     variant: Callable[[NormProblem], str] = lambda problem: ""
     passes: Passes = lambda problem, device, invariant: ()
 
@@ -141,6 +142,8 @@ def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons, x = _resident(problem, device, direction), problem.x
     if reasons or x is None:
         return reasons
+    if x.reps == 1:
+        return ["a set is one run: there is nothing to read across"]
     if tiling.tile_size(problem) > tiling.LARGEST_TILE:
         return [f"sets of {x.reps} x {x.run} are larger than the {tiling.LARGEST_TILE} elements that one program keeps"]
     return []
@@ -161,27 +164,30 @@ def _apply(problem: NormProblem, device: Device, direction: str) -> list[str]:
     return reasons or ([] if problem.given else ["the statistics are not given"])
 
 
-def _torch_cost(passes: float) -> Callable[[NormProblem, Device, str], float]:
+def _torch_cost(passes: float) -> Cost:
     """Of chained torch operations: so many times the bytes that must be moved."""
 
-    def cost(problem: NormProblem, device: Device, direction: str) -> float:
+    def cost(problem: NormProblem, device: Device, direction: str, invariant: bool) -> float:
         return 10 * passes + passes * problem.min_bytes(direction) / (1e4 if device.kind == "cpu" else 3e6)
 
     return cost
 
 
-def _triton_cost(passes: Passes, *walks: str) -> Callable[[NormProblem, Device, str], float]:
+def _triton_cost(passes: Passes, *walks: str) -> Cost:
     """x is read once for each kernel that reduces or applies, through the lines of memory that the walk touches, and written once."""
 
-    def cost(problem: NormProblem, device: Device, direction: str) -> float:
+    def cost(problem: NormProblem, device: Device, direction: str, invariant: bool) -> float:
         if device.kind == "cpu":  # Triton's interpreter, for tests: never but where it is pinned
             return float("inf")
-        steps = passes(problem, device, False)
+        steps = passes(problem, device, invariant)
         reads = sum(step.reduce + step.apply - step.resident for step in steps)
         used = max(tiling.used(problem, walk) for walk in walks)
-        if tiling.divides(problem) and steps[0].resident and walks == (tiling.ROW,):
+        if steps[0].resident and tiling.divides(problem):
             used *= 0.5
-        return 3 * len(steps) + problem.min_bytes(direction) * (reads + 1) / 2 / used / 3e6
+        traffic = (reads + 1) / 2 / used
+        if invariant:  # the choice must not depend on how much there is
+            return traffic / 1e3
+        return 3 * len(steps) + problem.min_bytes(direction) * traffic / 3e6
 
     return cost
 

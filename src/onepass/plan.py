@@ -63,7 +63,7 @@ def plan(problem: NormProblem, device: Device, direction: str = "forward", optio
     if not able:
         reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
         raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
-    best = min(able, key=lambda family: family.cost(problem, device, direction))
+    best = min(able, key=lambda family: family.cost(problem, device, direction, options.invariant))
     passes = best.passes(problem, device, options.invariant)
     return Plan(best.name, best.module, best.variant(problem), direction, tuple(why_not), passes)
 
@@ -230,7 +230,11 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     try:
         (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a module may count its calls
     except Asked as asked:
-        forward, backward = (plan(asked.problem, asked.device, d, options) for d in ("forward", "backward"))
+        forward = plan(asked.problem, asked.device, "forward", options)
+        try:
+            backward = plan(asked.problem, asked.device, "backward", options)
+        except CannotForce:  # a family may have a forward alone
+            backward = plan(asked.problem, asked.device, "backward")
         return Explanation(asked.problem, asked.device, forward, backward, options.family is not None)
     finally:
         current.reset(token)

@@ -45,7 +45,10 @@ class Walk:
 
 @dataclass(frozen=True)
 class Pass:
-    """One launch. A program has blocks of block_i x block_j elements; a set is cut in parts_r x parts_t, every chunk_r and chunk_t."""
+    """One launch. A program has blocks of block_i x block_j elements. A set is cut in parts_r x parts_t, every chunk_r and chunk_t.
+
+    The row walk counts chunk_t in blocks; the tile walk parts every column from the next, and chunk_t is how many blocks of them there are.
+    """
 
     kernel: str
     walk: Walk
@@ -118,10 +121,10 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ..
     block_i, each = 1, 36 if tail else 16 if length <= 2048 else 32
     if length > 8192:  # too few blocks fit on a multiprocessor to hide one's loads behind another's work
         each, stages, most = 48, 3, 1
+    elif length <= 256:
+        block_i = max(32, 2048 // length)
     elif problem.scale or problem.shift:  # read with each row, as much as x
         each, stages, most = 36, 3, 12
-    elif length <= 256:
-        block_i = 32
     elif 2048 < length <= 4096 or (length <= 1024 and not tail):
         block_i = 2
     if not invariant:  # few rows: some for each multiprocessor
@@ -171,15 +174,16 @@ def _chained(device: Device, first: Pass, second: Pass, third: Pass) -> tuple[Pa
 def _row(w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False) -> Pass:
     """Each set in about so many parts, in blocks of `size` elements."""
     block_j = min(power_of_two(w.run), size)
-    block_i = 1 if w.reps == 1 or w.run > block_j else min(size // block_j, power_of_two(w.reps))
+    block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j  # runs of a set, or sets of one run
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     steps = ceil(w.run / block_j)
     chunk_t = ceil(steps / ceil(parts / parts_r))
     parts_t = ceil(steps / chunk_t)
     warps = _warps(threads * block_i * block_j // size, device)
+    sets = ceil(w.total / block_i) if w.reps == 1 else w.total
     return Pass(
-        *(ROW, w, w.total * parts_r * parts_t, warps, block_i, block_j, 1, 0, False, reduce, apply),
+        *(ROW, w, sets * parts_r * parts_t, warps, block_i, block_j, 1, 0, False, reduce, apply),
         *(parts_r, parts_t, chunk_r, chunk_t, stages),
     )
 
@@ -276,7 +280,9 @@ def used(problem: NormProblem, kernel: str) -> float:
 
 
 def divides(problem: NormProblem) -> bool:
-    """Whether each element of a row must find its parameter by a division."""
+    """Whether each element of a long row must find its parameter by a division."""
     p, m = problem.param, problem.modulation
+    if problem.x is None or problem.x.run <= 1024:
+        return False
     by_param = problem.affine and p is not None and p.channel_run > 1
     return by_param or (bool(problem.scale or problem.shift) and m is not None and m.channel_run > 1)

@@ -102,7 +102,7 @@ def measure(workers: int = 2) -> Iterator[Resources]:
 
 
 def main() -> None:
-    lines: list[dict[str, Any]] = [resources._asdict() for resources in measure()]
+    lines: list[dict[str, Any]] = [{**resources._asdict(), "triton": triton.__version__} for resources in measure()]
     RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"{len(lines)} kernels, {sum(line['spilled'] > 0 for line in lines)} spill; {RESULTS}")
 

@@ -46,7 +46,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         "parts": None if step.apply else torch.float32,
     }
     scalars = {
-        **{"eps": spec.eps, "total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
+        **{"eps": float(spec.eps), "total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
         **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x[:2], x_s, *w.y[:2], y_s))),
         **{f"p_{name}": n for name, n in zip(_MAP, astuple(w.param))},
         **{f"m_{name}": n for name, n in zip(_MAP, astuple(w.modulation))},
@@ -54,18 +54,23 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         "columns": w.columns,
     }
     constants = {
-        **{"PARAM": _uses(w.param, w), "MODULATION": _uses(w.modulation, w), "OFFSET": spec.weight_offset},
+        **{"PARAM": _uses(w.param, w), "MODULATION": _uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
         **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
-        "WIDE": max(step.programs * step.block_i, w.reps, w.run, w.columns) >= 2**30,
+        "WIDE": max(step.programs * step.block_i, w.total, w.reps, w.run, w.columns) >= 2**30,
         "FLAT": flat,
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
         **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }
-    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants)
+    wide = {f"{letter}_{name}" for letter, p in (("p", w.param), ("m", w.modulation)) if _largest(p, w) >= 2**31 for name in "orst"}
+    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide)
 
 
 _MAP = ("every", "period", "o", "r", "s", "run", "t")
+
+
+def _largest(p: ParamMap, w: Walk) -> int:
+    return p.index(p.every * p.period - 1, w.reps - 1, w.sets - 1, w.run - 1)
 
 
 def _uses(p: ParamMap, w: Walk) -> int:
@@ -87,7 +92,7 @@ def _combine(step: Pass, problem: NormProblem) -> Kernel:
         "rstd": None if spec.mix else fp32,
         "var": fp32 if spec.mix or problem.track else None,
     }
-    scalars = {"eps": spec.eps, "reps": w.reps, "sets": w.sets, "run": w.run, **_parts(step)}
+    scalars = {"eps": float(spec.eps), "reps": w.reps, "sets": w.sets, "run": w.run, **_parts(step)}
     constants = {"CENTERED": spec.centered, "BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "LEADS": step.leads, "FOLLOWS": step.follows}
     return Kernel(combine, step.programs, step.warps, pointers, scalars, constants)
 

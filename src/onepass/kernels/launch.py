@@ -6,7 +6,7 @@ call hands over pointers, and decides one thing: whether they are aligned for 16
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -62,7 +62,7 @@ class Kernel:
     """A Triton function on `programs` programs, with its scalars and constants.
 
     `pointers` gives the dtypes of the leading arguments, None where an operand is missing; `scalars` the numbers that follow. Strides and
-    the like which are 0 or 1 are compiled in: most indices then cost nothing.
+    the like which are 0 or 1 are compiled in: most indices then cost nothing. Those named in `wide` have 64 bits, as their products need.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Kernel:
         pointers: Mapping[str, torch.dtype | None],
         scalars: Mapping[str, int | float],
         constants: Mapping[str, Any],
+        wide: Collection[str] = (),
     ) -> None:
-        self.function, self.programs, self.warps = function, programs, warps
+        self.function, self.programs, self.warps, self.wide = function, programs, warps, wide
         self.pointers, self.scalars, self.constants = dict(pointers), dict(scalars), dict(constants)
         self._fixed = *self.scalars.values(), *self.constants.values()
         self._ready: dict[tuple[int, bool], tuple[Any, Any, Any]] = {}
@@ -95,7 +96,7 @@ class Kernel:
             elif value in (0, 1) and name not in COUNTS:
                 types[name], constants[name] = "constexpr", value
             else:
-                types[name] = "i32" if value < 2**31 else "i64"
+                types[name] = "i32" if value < 2**31 and name not in self.wide else "i64"
                 divisor = min(value & -value, ALIGNED) if name in ALIGNING else 1
                 divisors += [(at, divisor)] if divisor > 1 else []
         types |= dict.fromkeys(self.constants, "constexpr")
@@ -106,6 +107,9 @@ class Kernel:
         if INTERPRETED:
             self.function[(self.programs,)](*tensors, *self._fixed)
             return
+        for name, t in zip(self.pointers, tensors):
+            if t is not None and t.get_device() != stream.device:  # a kernel would read whatever lies at that address
+                raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
         pointers = [None if t is None else t.data_ptr() for t in tensors]
         aligned = not any(p and p % ALIGNED for p in pointers)
         run, function, metadata = self._ready.get((stream.device, aligned)) or self._load(stream.device, aligned)
@@ -113,13 +117,14 @@ class Kernel:
 
     def quick(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: None) -> Tensor:
         """y, of a kernel that takes no more than x, weight and bias, and stores nothing else."""
-        y = torch.empty_like(x)
-        if INTERPRETED or (device := x.get_device()) != _device():
+        y, weight, bias, device = torch.empty_like(x), dense(weight), dense(bias), x.get_device()
+        there = (weight is None or weight.get_device() == device) and (bias is None or bias.get_device() == device)
+        if INTERPRETED or device != _device() or not there:
             with current(x.device) as stream:
-                self(stream, {"x": x, "y": y, "weight": dense(weight), "bias": dense(bias)})
+                self(stream, {"x": x, "y": y, "weight": weight, "bias": bias})
             return y
         x_at, y_at = x.data_ptr(), y.data_ptr()
-        weight_at, bias_at = None if weight is None else dense(weight).data_ptr(), None if bias is None else dense(bias).data_ptr()
+        weight_at, bias_at = None if weight is None else weight.data_ptr(), None if bias is None else bias.data_ptr()
         aligned = not (x_at | (weight_at or 0) | (bias_at or 0)) % ALIGNED
         run, function, metadata = self._ready.get((device, aligned)) or self._load(device, aligned)
         run(
