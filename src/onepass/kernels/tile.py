@@ -17,7 +17,7 @@ def tile_forward(
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
-    """FLAT: columns are contiguous, in x and in y. There are chunk_t blocks of columns."""
+    """The arguments are the row walk's. FLAT: columns are contiguous, in x and in y. There are chunk_t blocks of columns."""
     x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
     maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
     strides = x_o, x_r, x_s, y_o, y_r, y_s
