@@ -74,7 +74,7 @@ MUTATIONS = [
     Mutation("a tail without its variance", "kernels/row.py", "        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "1152"),
     Mutation("channels cut at the wrong stride", "tiling.py", "(v.strides[0], channel_run, v.strides[2])", "(v.strides[0], 1, v.strides[2])", KERNELS + "12x5x7"),
     Mutation("the last part counted as a whole one", "kernels/combine.py", "tl.minimum(run - t * chunk_t, chunk_t)", "chunk_t", KERNELS + "66001"),
-    Mutation("parameters of a row taken for a column's", "kernels/math.py", "at += r * b", "at += r", KERNELS + "3x4x5"),
+    Mutation("parameters of a row taken for a column's", "kernels/math.py", "at += r * b", "at += r", KERNELS + "batch_norm and modulated"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip
