@@ -105,7 +105,7 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
     parts = 2 * first.walk.total * first.parts_r * first.parts_t if several else 0
     computed: list[str] = []
     if not problem.given and (statistics or several):
-        computed = [*["mean"] * spec.centered, "rstd", *["var"] * (problem.track or bool(spec.mix))]
+        computed = [*["mean"] * spec.centered, *(["var"] if spec.mix else ["rstd", *["var"] * problem.track])]
 
     def launch(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
