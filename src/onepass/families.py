@@ -17,14 +17,15 @@ from math import prod
 
 import torch
 
-from . import tiling
+from . import tiling, tiling_backward
 from .device import Device
 from .problem import NormProblem, contiguous_stride
 from .tiling import Pass
+from .tiling_backward import Step
 
 FORWARD, BACKWARD = "forward", "backward"
 Cost = Callable[[NormProblem, Device, str, bool], float]  # microseconds, roughly: only their order counts
-Passes = Callable[[NormProblem, Device, bool], tuple[Pass, ...]]  # the last: see plan.batch_invariant
+Passes = Callable[[NormProblem, Device, bool], tuple[Step, ...]]  # the last: see plan.batch_invariant
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Family:
     cost: Cost
     variant: Callable[[NormProblem], str] = lambda problem: ""
     passes: Passes = lambda problem, device, invariant: ()
+    back: Passes = lambda problem, device, invariant: ()  # as `passes`, of the backward
+    module_back: str = ""  # where `backward` is, if not in `module`
+
+    def steps(self, problem: NormProblem, device: Device, direction: str, invariant: bool) -> tuple[Step, ...]:
+        return (self.back if direction == BACKWARD else self.passes)(problem, device, invariant)
 
 
 def aten_variant(problem: NormProblem) -> str:
@@ -113,8 +119,6 @@ def _triton(problem: NormProblem, device: Device, direction: str) -> list[str]:
     if problem.x is None:
         return [_no_view(problem)]
     reasons = []
-    if direction == BACKWARD:
-        reasons.append("its backward is not written yet")
     if problem.acc == torch.float64:
         reasons.append("kernels compute in float32, and float64 asks for more")
     return reasons
@@ -133,9 +137,10 @@ def _row(problem: NormProblem, device: Device, direction: str) -> list[str]:
         return reasons
     if x.reps > 1:
         return [f"a set is {x.reps} runs, and a row is one"]
-    if x.run > tiling.LONGEST_ROW:
-        return [f"a row of {x.run} is longer than the {tiling.LONGEST_ROW} that one program keeps"]
-    return []
+    longest = tiling_backward.LONGEST_ROW if direction == BACKWARD else tiling.LONGEST_ROW
+    if x.run > longest:
+        return [f"a row of {x.run} is longer than the {longest} that one program keeps"]
+    return tiling_backward.row_cannot(problem) if direction == BACKWARD else []
 
 
 def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
@@ -144,24 +149,37 @@ def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
         return reasons
     if x.reps == 1:
         return ["a set is one run: there is nothing to read across"]
-    if tiling.tile_size(problem) > tiling.LARGEST_TILE:
-        return [f"sets of {x.reps} x {x.run} are larger than the {tiling.LARGEST_TILE} elements that one program keeps"]
-    return []
+    size, largest = tiling.tile_size(problem), tiling.LARGEST_TILE
+    if direction == BACKWARD:
+        size, largest = tiling_backward.tile_size(problem), tiling_backward.LARGEST_TILE
+    if size > largest:
+        return [f"sets of {x.reps} x {x.run} are larger than the {largest} elements that one program keeps"]
+    return tiling_backward.tile_cannot(problem) if direction == BACKWARD else []
 
 
 def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    """What no family can do that takes statistics."""
     reasons = _triton(problem, device, direction)
     return reasons or (["the statistics are given: there is nothing to reduce"] if problem.given else [])
 
 
+def _row_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    reasons = _reread(problem, device, direction)
+    return reasons or (tiling_backward.row_reread_cannot(problem) if direction == BACKWARD else [])
+
+
 def _tile_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons, x = _reread(problem, device, direction), problem.x
-    return reasons or (["a set is one run: there is nothing to reduce across"] if x is not None and x.reps == 1 else [])
+    if not reasons and x is not None and x.reps == 1:
+        return ["a set is one run: there is nothing to reduce across"]
+    return reasons or (tiling_backward.tile_reread_cannot(problem) if direction == BACKWARD else [])
 
 
 def _apply(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = _triton(problem, device, direction)
-    return reasons or ([] if problem.given else ["the statistics are not given"])
+    if not reasons and not problem.given:
+        return ["the statistics are not given"]
+    return reasons or (tiling_backward.apply_cannot(problem) if direction == BACKWARD else [])
 
 
 def _torch_cost(passes: float) -> Cost:
@@ -173,18 +191,20 @@ def _torch_cost(passes: float) -> Cost:
     return cost
 
 
-def _triton_cost(passes: Passes, *walks: str) -> Cost:
-    """x is read once for each kernel that reduces or applies, through the lines of memory that the walk touches, and written once."""
+def _triton_cost(passes: Passes, back: Passes, *walks: str) -> Cost:
+    """x, in a backward dy too, is read once for each kernel that reduces or applies, through the lines of memory that the walk touches, and
+    one tensor is written once."""
 
     def cost(problem: NormProblem, device: Device, direction: str, invariant: bool) -> float:
         if device.kind == "cpu":  # Triton's interpreter, for tests: never but where it is pinned
             return float("inf")
-        steps = passes(problem, device, invariant)
-        reads = sum(step.reduce + step.apply - step.resident for step in steps)
+        steps, tensors = (back, 2) if direction == BACKWARD else (passes, 1)
+        steps = steps(problem, device, invariant)
+        reads = sum(step.reduce + step.apply - step.resident for step in steps if isinstance(step, Pass))
         used = max(tiling.used(problem, walk) for walk in walks)
-        if steps[0].resident and tiling.divides(problem):
+        if direction != BACKWARD and isinstance(steps[0], Pass) and steps[0].resident and tiling.divides(problem):
             used *= 0.5
-        traffic = (reads + 1) / 2 / used
+        traffic = (tensors * reads + 1) / (tensors + 1) / used
         if invariant:  # the choice must not depend on how much there is
             return traffic / 1e3
         return 3 * len(steps) + problem.min_bytes(direction) * traffic / 3e6
@@ -192,18 +212,21 @@ def _triton_cost(passes: Passes, *walks: str) -> Cost:
     return cost
 
 
-def _gpu(name: str, what: str, unsupported: Callable[[NormProblem, Device, str], list[str]], passes: Passes, *walks: str) -> Family:
-    return Family(name, what, "kernels.forward", unsupported, _triton_cost(passes, *walks), passes=passes)
+def _gpu(name: str, what: str, unsupported: Callable[[NormProblem, Device, str], list[str]], *walks: str) -> Family:
+    passes, back = getattr(tiling, name), getattr(tiling_backward, name)
+    return Family(
+        name, what, "kernels.forward", unsupported, _triton_cost(passes, back, *walks), lambda _: "", passes, back, "kernels.backward"
+    )
 
 
 # Of equal cost, the first runs.
 FAMILIES = (
     Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, _torch_cost(1), aten_variant),
-    _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.row, tiling.ROW),
-    _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.tile, tiling.TILE),
-    _gpu("apply", "the statistics are given: x is read once", _apply, tiling.apply, tiling.ROW, tiling.TILE),
-    _gpu("row_reread", "sets are read along their runs, twice, large ones by several programs", _reread, tiling.row_reread, tiling.ROW),
-    _gpu("tile_reread", "programs read across sets, once to reduce and once to apply", _tile_reread, tiling.tile_reread, tiling.TILE),
+    _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.ROW),
+    _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.TILE),
+    _gpu("apply", "the statistics are given: x is read once", _apply, tiling.ROW, tiling.TILE),
+    _gpu("row_reread", "sets are read along their runs, twice, large ones by several programs", _row_reread, tiling.ROW),
+    _gpu("tile_reread", "programs read across sets, once to reduce and once to apply", _tile_reread, tiling.TILE),
     Family("formula", "reduce, combine and apply by torch operations on the view, block by block", "cpu.formula", _formula, _torch_cost(8)),
     Family("reference", "the definition on logical axes", "cpu.definition", _reference, _torch_cost(20)),
 )

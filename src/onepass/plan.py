@@ -14,9 +14,9 @@ from math import prod
 from typing import Any, NamedTuple
 
 from .device import Device
-from .families import FAMILIES, Family
+from .families import BACKWARD, FAMILIES, Family
 from .problem import NormProblem
-from .tiling import Pass
+from .tiling_backward import Step
 
 
 class Options(NamedTuple):
@@ -34,7 +34,7 @@ class Plan:
     variant: str  # which kernel of the family
     direction: str
     why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot, with its reasons
-    passes: tuple[Pass, ...] = ()  # of a GPU family: its launches
+    passes: tuple[Step, ...] = ()  # of a GPU family: its launches
 
     def __str__(self) -> str:
         return f"{self.family}.{self.variant}" if self.variant else self.family
@@ -64,8 +64,9 @@ def plan(problem: NormProblem, device: Device, direction: str = "forward", optio
         reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
         raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
     best = min(able, key=lambda family: family.cost(problem, device, direction, options.invariant))
-    passes = best.passes(problem, device, options.invariant)
-    return Plan(best.name, best.module, best.variant(problem), direction, tuple(why_not), passes)
+    module = best.module_back or best.module if direction == BACKWARD else best.module
+    steps = best.steps(problem, device, direction, options.invariant)
+    return Plan(best.name, module, best.variant(problem), direction, tuple(why_not), steps)
 
 
 @contextmanager

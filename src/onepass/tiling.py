@@ -44,6 +44,16 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Segments:
+    """The sets of a walk by their parameters: `members` of each segment use the same. Along o, as in a ParamMap; or one for each s, too."""
+
+    every: int
+    period: int
+    members: int
+    by_set: bool
+
+
+@dataclass(frozen=True)
 class Pass:
     """One launch. A program has blocks of block_i x block_j elements. A set is cut in parts_r x parts_t, every chunk_r and chunk_t.
 
@@ -68,9 +78,10 @@ class Pass:
     stages: int = 1  # blocks in flight at a time
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
+    across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     def __str__(self) -> str:
-        what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply)) if there)
+        what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply), ("across", self.across)) if there)
         return f"{self.kernel} {what or 'parts'} {self.programs}x[{self.block_i}, {self.block_j}], {self.warps} warps"
 
 
@@ -97,7 +108,7 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _head_and_tail(n: int) -> tuple[int, int]:
+def head_and_tail(n: int) -> tuple[int, int]:
     """Two powers of two for n elements, where that spares a quarter of the next one; else that one, and 0."""
     whole = power_of_two(n)
     tail = power_of_two(n - whole // 2)
@@ -116,7 +127,7 @@ def _stages(problem: NormProblem, device: Device, elements: int, wanted: int) ->
 def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
     """Whole rows in registers, `each` elements for a thread: short rows 32 to a program, long ones alone."""
     w = walk(problem)
-    block_j, tail = _head_and_tail(w.run)
+    block_j, tail = head_and_tail(w.run)
     length, stages, most = block_j + tail, 1, 0
     block_i, each = 1, 36 if tail else 16 if length <= 2048 else 32
     if length > 8192:  # too few blocks fit on a multiprocessor to hide one's loads behind another's work
@@ -130,13 +141,13 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ..
     if not invariant:  # few rows: some for each multiprocessor
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
     programs, stages = ceil(w.total / block_i), _stages(problem, device, length, stages)
-    warps = _warps(length * block_i // each, device)
+    warps = warps_for(length * block_i // each, device)
     if stages > 1:
         programs = min(programs, max(most // warps, 1) * device.sms)
     return (Pass(ROW, w, programs, warps, block_i, block_j, 1, tail, True, True, True, stages=stages),)
 
 
-def _warps(threads: int, device: Device) -> int:
+def warps_for(threads: int, device: Device) -> int:
     """A power of two of them, for at most 1024 threads."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
 
@@ -180,7 +191,7 @@ def _row(w: Walk, device: Device, parts: int, size: int, threads: int, stages: i
     steps = ceil(w.run / block_j)
     chunk_t = ceil(steps / ceil(parts / parts_r))
     parts_t = ceil(steps / chunk_t)
-    warps = _warps(threads * block_i * block_j // size, device)
+    warps = warps_for(threads * block_i * block_j // size, device)
     sets = ceil(w.total / block_i) if w.reps == 1 else w.total
     return Pass(
         *(ROW, w, sets * parts_r * parts_t, warps, block_i, block_j, 1, 0, False, reduce, apply),
@@ -192,11 +203,11 @@ def tile(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, .
     """Few warps with many elements each: sums over rows then stay in a thread."""
     w = walk(problem)
     block_run = power_of_two(w.run)
-    block_i, tail = _head_and_tail(w.reps)
+    block_i, tail = head_and_tail(w.reps)
     length = block_i + tail
     block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
     each = (128 if length <= 128 else 64) if device.prefetches else 32  # elements for a thread; AMD's compiler spills with more
-    warps = _warps(length * block_j // each, device)
+    warps = warps_for(length * block_j // each, device)
     blocks = ceil(w.sets * block_run / block_j)
     stages = _stages(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
     programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)
@@ -222,7 +233,7 @@ def tile_size(problem: NormProblem) -> int:
     """The elements of the smallest block that holds whole sets."""
     w = walk(problem)
     block_run = power_of_two(w.run)
-    return sum(_head_and_tail(w.reps)) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
+    return sum(head_and_tail(w.reps)) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
 
 
 def _tile(
@@ -244,7 +255,7 @@ def _tile(
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     return Pass(
-        *(TILE, w, w.outer * parts_r * blocks, _warps(threads, device), block_i, block_j, 1, 0, False, reduce, apply),
+        *(TILE, w, w.outer * parts_r * blocks, warps_for(threads, device), block_i, block_j, 1, 0, False, reduce, apply),
         *(parts_r, w.run, chunk_r, blocks, stages),
     )
 
@@ -255,7 +266,7 @@ def _combine(w: Walk, taken: Pass, device: Device) -> Pass:
     block_j = min(power_of_two(taken.parts_t), size)
     chunk_t = taken.chunk_t * taken.block_j if taken.kernel == ROW else 1
     return Pass(
-        *(COMBINE, w, w.total, _warps(size // 8, device), size // block_j, block_j, 1, 0, False, False, False),
+        *(COMBINE, w, w.total, warps_for(size // 8, device), size // block_j, block_j, 1, 0, False, False, False),
         *(taken.parts_r, taken.parts_t, taken.chunk_r, chunk_t),
     )
 
@@ -277,6 +288,12 @@ def used(problem: NormProblem, kernel: str) -> float:
     else:
         width, pitch = w.columns if w.dense else w.run, w.x[1] if w.reps > 1 else line
     return min(width / min(line, max(pitch, 1)), 1.0)
+
+
+def uses(p: ParamMap, w: Walk) -> int:
+    """A bit for each of o, r, s, t on which a parameter depends: 1, 2, 4, 8."""
+    steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
+    return sum(1 << bit for bit, (extent, step) in enumerate(steps) if extent > 1 and step)
 
 
 def divides(problem: NormProblem) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple
 
 import torch
 from torch import Tensor
 
 from ..moments import Moments
 from ..plan import Plan
-from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
+from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
-from ..tiling import COMBINE, ROW, TILE, Pass, Walk
+from ..tiling import COMBINE, ROW, TILE, Pass, uses
+from .arguments import numbers, statistic, wide, wide_parameters
 from .combine import combine
 from .launch import Kernel, current, dense
 from .row import row_forward
@@ -31,7 +31,6 @@ def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual:
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
     w, spec, dtype = step.walk, problem.spec, problem.dtype
     flat = w.reps == 1 if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run)
-    x_s, y_s = (0, 0) if flat and step.kernel == TILE else (w.x[2], w.y[2])  # columns are contiguous
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
     fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
     pointers = {
@@ -45,38 +44,17 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         "var": fp32 if problem.given or (step.reduce and problem.track) else None,
         "parts": None if step.apply else torch.float32,
     }
-    scalars = {
-        **{"eps": float(spec.eps), "total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
-        **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x[:2], x_s, *w.y[:2], y_s))),
-        **{f"p_{name}": n for name, n in zip(_MAP, astuple(w.param))},
-        **{f"m_{name}": n for name, n in zip(_MAP, astuple(w.modulation))},
-        **_parts(step),
-        "columns": w.columns,
-    }
+    scalars = {"eps": float(spec.eps), **numbers(w, flat and step.kernel == TILE), **_parts(step), "columns": w.columns}
     constants = {
-        **{"PARAM": _uses(w.param, w), "MODULATION": _uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
+        **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
         **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
-        "WIDE": max(step.programs * step.block_i, w.total, w.reps, w.run, w.columns) >= 2**30,
+        "WIDE": wide(step),
         "FLAT": flat,
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
         **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }
-    wide = {f"{letter}_{name}" for letter, p in (("p", w.param), ("m", w.modulation)) if _largest(p, w) >= 2**31 for name in "orst"}
-    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide)
-
-
-_MAP = ("every", "period", "o", "r", "s", "run", "t")
-
-
-def _largest(p: ParamMap, w: Walk) -> int:
-    return p.index(p.every * p.period - 1, w.reps - 1, w.sets - 1, w.run - 1)
-
-
-def _uses(p: ParamMap, w: Walk) -> int:
-    """A bit for each of o, r, s, t on which the parameter depends."""
-    steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
-    return sum(1 << bit for bit, (extent, step) in enumerate(steps) if extent > 1 and step)
+    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w))
 
 
 def _parts(step: Pass) -> dict[str, int]:
@@ -123,7 +101,7 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
         t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
         t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
         if problem.given:
-            t |= {"mean": _statistic(mean, problem), "var": _statistic(var, problem)}
+            t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
         for name in computed:
             t[name] = torch.empty_strided(problem.stat_shape, problem.stat_stride, dtype=torch.float32, device=x.device)
         if parts:
@@ -163,8 +141,3 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
         return None
     (kernel,) = kernels(plan, problem, statistics=False)
     return kernel.quick
-
-
-def _statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
-    """A given statistic, contiguous as (outer, sets)."""
-    return None if stat is None else laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)

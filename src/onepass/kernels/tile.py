@@ -52,7 +52,7 @@ def _resident(
     r = tl.arange(0, BLOCK_I)[:, None]
     o, column = block // chunk_t, block % chunk_t * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     s, t = column // BLOCK_RUN, column % BLOCK_RUN
-    x_at, y_at, here = _columns(o, s, t, column, sets, run, columns, strides, FLAT)
+    x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
     inside = r < reps
     x = load(x_ptrs, x_at + r.to(tl.int64) * x_r, inside & here, "")
     mean = tl.sum(x, 0, keep_dims=True)
@@ -61,7 +61,7 @@ def _resident(
         inside_tail = r_tail < reps
         x_tail = load(x_ptrs, x_at + r_tail.to(tl.int64) * x_r, inside_tail & here, "")
         mean += tl.sum(x_tail, 0, keep_dims=True)
-    mean = _over_run(mean, BLOCK_J, BLOCK_RUN) / reps / run  # (2)
+    mean = over_run(mean, BLOCK_J, BLOCK_RUN) / reps / run  # (2)
     if CENTERED:
         x = tl.where(inside & here, x - mean, 0.0)
     var = tl.sum(x * x, 0, keep_dims=True)
@@ -69,7 +69,7 @@ def _resident(
         if CENTERED:
             x_tail = tl.where(inside_tail & here, x_tail - mean, 0.0)
         var += tl.sum(x_tail * x_tail, 0, keep_dims=True)
-    var = _over_run(var, BLOCK_J, BLOCK_RUN) / reps / run  # (3)
+    var = over_run(var, BLOCK_J, BLOCK_RUN) / reps / run  # (3)
     rstd = inverse_deviation(var, eps)
     store_statistics(statistics, o * sets + s, mean, rstd, var, here & (t == 0))
     factor, term = line(rstd, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
@@ -91,7 +91,7 @@ def _part(
     o, part = pid // chunk_t // parts_r, pid // chunk_t % parts_r
     column = pid % chunk_t * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     s, t = column // run, column % run
-    x_at, y_at, here = _columns(o, s, t, column, sets, run, columns, strides, FLAT)
+    x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
     start = part * chunk_r
     end = tl.minimum(start + chunk_r, reps)
     if REDUCE:
@@ -120,7 +120,7 @@ def _part(
 
 
 @triton.jit
-def _columns(o, s, t, column, sets, run, columns, strides, FLAT: tl.constexpr):
+def columns_at(o, s, t, column, sets, run, columns, strides, FLAT: tl.constexpr):
     """Where columns begin in x and in y, and whether they exist."""
     x_o, _, x_s, y_o, _, y_s = strides
     x_at, y_at = o.to(tl.int64) * x_o, o.to(tl.int64) * y_o
@@ -132,7 +132,7 @@ def _columns(o, s, t, column, sets, run, columns, strides, FLAT: tl.constexpr):
 
 
 @triton.jit
-def _over_run(sums, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
+def over_run(sums, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
     """The sum over the columns of each set, in each of them."""
     if BLOCK_RUN > 1:
         each = tl.sum(tl.reshape(sums, (BLOCK_J // BLOCK_RUN, BLOCK_RUN)), 1, keep_dims=True)
