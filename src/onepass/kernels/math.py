@@ -213,7 +213,7 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
     else:
         x_hat = (x - mean) * rstd
     dz = dy
-    if ACTIVATION:
+    if ACTIVATION != "":
         dz = activate_back(dy, x_hat * factor + term, ACTIVATION)
     return x_hat, dz, dz * factor
 

@@ -171,7 +171,7 @@ def _sets(
         mask = here & (t < end)
         factor, term = line(1.0, operands, maps, (o, 0, s, t), here, t < end, OFFSET, PARAM, MODULATION, 5, 8)
         x, dy = load(tensors, x_at + t, y_at + t, mask)
-        x_hat, _, wdy = gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION, FROM_Y)
+        x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION, FROM_Y)
         sum1 += wdy
         sum2 += wdy * x_hat
     at = set_.to(tl.int64) * parts_t + part

@@ -74,7 +74,7 @@ def _across(
     if EACH and not OWN:
         factor, term = line(1.0, operands, maps, (first_o, r, 0, 0), inside, None, OFFSET, PARAM, MODULATION, 2, 0)
     for m in tl.range(start, end, num_stages=STAGES):
-        o, _ = member(m // blocks, segment, 1, pattern, False)
+        o, zero = member(m // blocks, segment, 1, pattern, False)
         column = (first + m % blocks) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
         if RESIDENT:
             s, t = column // BLOCK_RUN, column % BLOCK_RUN
