@@ -98,7 +98,14 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{"PARAM": param, "MODULATION": modulation, "OFFSET": float(spec.weight_offset), "ACTIVATION": spec.activation},
         **{"FROM_Y": _from_y(problem), "CENTERED": spec.centered, "GIVEN": problem.given},
         **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
-        **{"ACROSS": found is not None, "BY_SET": found is not None and found.by_set, "WIDE": wide(step), "FLAT": flat},
+        **{
+            "ACROSS": found is not None,
+            "BY_SET": found is not None and found.by_set,
+            "PACKED": step.packed,
+            "CHUNKED": step.chunk_r > 1,
+            "WIDE": wide(step),
+            "FLAT": flat,
+        },
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
         **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }

@@ -208,6 +208,7 @@ def activate_back(dy, z, ACTIVATION: tl.constexpr):
 @triton.jit
 def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr):
     """x_hat, and the gradients of z = x_hat·factor + term and of x_hat. (4), (32), (33)"""
+    x, dy = x.to(tl.float32), dy.to(tl.float32)
     if FROM_Y:
         x_hat = tl.where(mask, (x - term) / factor, 0.0)
     else:
@@ -216,6 +217,15 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
     if ACTIVATION != "":
         dz = activate_back(dy, x_hat * factor + term, ACTIVATION)
     return x_hat, dz, dz * factor
+
+
+@triton.jit
+def again(x):
+    """The same values of a 2-byte type, as if they were loaded anew: what was computed of them need not stay in registers."""
+    if INTERPRETED:
+        return x
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
 
 
 @triton.jit

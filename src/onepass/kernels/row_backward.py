@@ -7,7 +7,7 @@ and a program takes sets one after the other; else they lie inside a set, and gi
 import triton
 import triton.language as tl
 
-from .math import gradients, line, load_saved, load_sums, program, store_cells, store_gradient
+from .math import again, gradients, line, load_saved, load_sums, program, store_cells, store_gradient
 
 
 @triton.jit
@@ -18,7 +18,8 @@ def row_backward(
     p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr, ACROSS: tl.constexpr, BY_SET: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, PACKED: tl.constexpr, CHUNKED: tl.constexpr,
     WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr,
     STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
@@ -30,7 +31,7 @@ def row_backward(
     if ACROSS:
         _across(
             tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, (every, period, members), parts_r, parts_t, chunk_r,
-            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, BLOCK_I, BLOCK_J, TAIL, STAGES,
+            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, PACKED, CHUNKED, BLOCK_I, BLOCK_J, TAIL, STAGES,
         )  # fmt: skip
     elif FLAT:
         _sets(
@@ -61,27 +62,32 @@ def member(q, segment, sets, pattern, BY_SET: tl.constexpr):
 @triton.jit
 def load(tensors, x_at, y_at, mask):
     x_ptr, dy_ptr, _, _ = tensors
-    return tl.load(x_ptr + x_at, mask=mask, other=0.0).to(tl.float32), tl.load(dy_ptr + y_at, mask=mask, other=0.0).to(tl.float32)
+    return tl.load(x_ptr + x_at, mask=mask, other=0.0), tl.load(dy_ptr + y_at, mask=mask, other=0.0)
 
 
 @triton.jit
 def _across(
     tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, pattern, parts_r, parts_t, chunk_r,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr,
-    STAGES: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, PACKED: tl.constexpr, CHUNKED: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sets of one run, BLOCK_I at a time, of one segment. RESIDENT: whole runs, so that their sums are at hand; else a block of each."""
     ALONG: tl.constexpr = (PARAM | MODULATION) & 8
     x_o, _, x_s, y_o, _, y_s = strides
     _, _, dsum_ptr, dx_ptr = tensors
     segment, part = pid // (parts_r * parts_t), pid % (parts_r * parts_t)
-    start = part // parts_t * chunk_r
-    end = tl.minimum(start + chunk_r, pattern[2])
+    members = pattern[2]
+    start, end, stride = part // parts_t * BLOCK_I, members, parts_r * BLOCK_I
+    if CHUNKED:
+        start, stride = part // parts_t * chunk_r, BLOCK_I
+        end = tl.minimum(start + chunk_r, members)
     i, j = tl.arange(0, BLOCK_I)[:, None], part % parts_t * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     inside = j < run
     first_o, first_s = member(0, segment, sets, pattern, BY_SET)
     factor, term = line(1.0, operands, maps, (first_o, 0, first_s, j), None, inside, OFFSET, PARAM, MODULATION, 0, 8)
+    if PACKED:
+        weight = tl.load(operands[0] + j, mask=inside, other=0.0)
     WIDTH: tl.constexpr = BLOCK_J if ALONG else 1
     a, b = tl.zeros((BLOCK_I, WIDTH), tl.float32), tl.zeros((BLOCK_I, WIDTH), tl.float32)
     if TAIL:
@@ -91,17 +97,23 @@ def _across(
             1.0, operands, maps, (first_o, 0, first_s, j_tail), None, inside_tail, OFFSET, PARAM, MODULATION, 0, 8
         )
         a_tail, b_tail = tl.zeros((BLOCK_I, TAIL), tl.float32), tl.zeros((BLOCK_I, TAIL), tl.float32)
-    for q0 in tl.range(start, end, BLOCK_I, num_stages=STAGES):
-        here = q0 + i < end
-        o, s = member(q0 + i, segment, sets, pattern, BY_SET)
+    for q0 in tl.range(start, end, stride, num_stages=STAGES):
+        q = q0 + i
+        if not RESIDENT and not CHUNKED:
+            q = (members - 1) // BLOCK_I * BLOCK_I - q0 + i  # backwards: what was read last is still in the cache
+        here = q < end
+        o, s = member(q, segment, sets, pattern, BY_SET)
         set_ = o.to(tl.int64) * sets + s
         x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
         mean, rstd = load_saved(statistics, set_, here)
         x, dy = load(tensors, x_at + j, y_at + j, here & inside)
+        if PACKED:
+            factor = again(weight).to(tl.float32) + OFFSET
         x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, here & inside, ACTIVATION, FROM_Y)
         if ALONG:
-            a += dz * x_hat
-            b += dz
+            if not PACKED:
+                a += dz * x_hat
+                b += dz
             sum1, sum2 = wdy, wdy * x_hat
         else:
             sum1, sum2 = dz, dz * x_hat
@@ -129,6 +141,11 @@ def _across(
             c2 = sum2 / count
         else:
             c1, c2 = load_sums(sums, set_, here, count)
+        if PACKED:
+            factor = again(weight).to(tl.float32) + OFFSET
+            x_hat, dz, wdy = gradients(again(x), again(dy), mean, rstd, factor, term, here & inside, ACTIVATION, FROM_Y)
+            a += dz * x_hat
+            b += dz
         store_gradient(dx_ptr, dsum_ptr, y_at + j, here & inside, wdy, x_hat, rstd, c1, c2)
         if TAIL:
             store_gradient(dx_ptr, dsum_ptr, y_at + j_tail, here & inside_tail, wdy_tail, x_hat_tail, rstd, c1, c2)
