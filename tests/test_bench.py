@@ -1,20 +1,23 @@
 """The benchmark harness: what it refuses to report, what it writes, and how the documentation is made from it."""
 
 import json
+from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 
-from onepass import cli
-from onepass.bench import bench, cases, command, gate, oracle, record, report, timing
+from onepass import cli, explain
+from onepass.bench import bench, cases, command, gate, oracle, overhead, record, report, timing
 from onepass.bench.cases import Case
 from onepass.bench.providers import PROVIDERS
-from onepass.bench.suite import SUITE, Row
+from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
 
 ROOT = Path(__file__).parent.parent
 TINY = Row(Case("layer_norm", (16, 64)), torch.bfloat16, 0.5)
+TINY_BACKWARD = replace(TINY, direction="backward")
 EAGER = {name: PROVIDERS[name] for name in ("onepass", "torch")}
 
 
@@ -25,7 +28,14 @@ def quick(monkeypatch):
 
 
 def test_names_are_unique():
-    assert len({row.name for row in SUITE}) == len(SUITE)
+    assert len({row.name for row in (*SUITE, *BACKWARD_SUITE)}) == len(SUITE) + len(BACKWARD_SUITE)
+    assert {row.direction for row in SUITE} == {"forward"} and {row.direction for row in BACKWARD_SUITE} == {"backward"}
+
+
+def test_copies_are_the_least_traffic():
+    for row in (*SUITE, *BACKWARD_SUITE):
+        problem = replace(problem_of(row), weight=None, bias=None, scale=None, shift=None)
+        assert problem.min_bytes(row.direction) == 2 * row.copies * row.nbytes, row.name
 
 
 def test_a_record():
@@ -41,6 +51,82 @@ def test_a_record():
 def test_a_residual_is_two_copies():
     (ours,) = bench.measure(Row(Case("rms_norm", (16, 64), residual=True), torch.float32), providers={"onepass": cases.bound})
     assert ours["copies"] == 2 and ours["bytes"] == 4 * 16 * 64 * 4 and ours["correct"]
+
+
+@pytest.mark.parametrize(
+    ("case", "copies", "gradients"),
+    [
+        (TINY.case, 1.5, 16 * 64 + 2 * 64),
+        (Case("rms_norm", (16, 64), residual=True), 2, 16 * 64 + 64),  # x and residual have one gradient
+        (Case("layer_norm", (2, 8, 64), affine="none", modulate=True), 1.5, 2 * 8 * 64 + 2 * 2 * 64),
+        (Case("group_norm", (2, 8, 4, 4), "channels_last", groups=2, activation="silu"), 1.5, 2 * 8 * 16 + 2 * 8),
+        (Case("batch_norm", (4, 6, 5, 5), running=True), 1.5, 4 * 6 * 25 + 2 * 6),
+        (Case("switchable_norm", (4, 6, 5, 5), running=True), 1.5, 4 * 6 * 25 + 2 * 6 + 2 * 3),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_backward_record(case, copies, gradients):
+    ours, torchs = bench.measure(Row(case, torch.bfloat16, 0.5, direction="backward"), providers=EAGER)
+    assert ours["direction"] == "backward" and ours["row"].endswith("bfloat16 backward") and ours["correct"] and "error" not in torchs
+    assert ours["copies"] == copies and ours["bytes"] == 2 * copies * 2 * ours["shape"][0] * prod(ours["shape"][1:])
+    assert ours["fraction"] == pytest.approx(copies / (2 if case.residual else 1) * ours["copy_us"] / ours["us"], abs=1e-3)
+    assert ours["gradient_bytes"] == 2 * gradients and ours["extra_bytes"] is None  # measured on a GPU
+    operands = cases.make(case, torch.bfloat16)
+    assert ours["plan"] == str(explain(cases.by_onepass, case, operands).backward) and torchs["plan"] is None
+    json.dumps(ours)
+
+
+def test_memory_beside_the_gradients(monkeypatch):
+    """With made-up numbers in the place of an allocator's. A gradient that two operands share is counted once."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.current": 1000, "requested_bytes.all.peak": 1500})
+    dx, dweight = torch.empty(4, 16), torch.empty(16)
+    assert bench._memory(lambda: (dx, dweight, dx), on_cuda=True) == {"peak_bytes": 500, "gradient_bytes": 320, "extra_bytes": 180}
+
+
+class Off(torch.autograd.Function):
+    """Passes a tensor on, and its gradient with one element off by a factor."""
+
+    @staticmethod
+    def forward(ctx, t, factor):
+        ctx.factor = factor
+        return t.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # pyright: ignore[reportIncompatibleMethodOverride]
+        wrong = grad.clone()
+        wrong.view(-1)[-1] *= ctx.factor
+        return wrong, None
+
+
+@pytest.mark.parametrize(
+    ("case", "wrong", "factor"),
+    [
+        *((TINY.case, name, 1.02) for name in ("x", "weight", "bias")),
+        *((Case("layer_norm", (4, 8, 64), modulate=True), name, 1.02) for name in ("scale", "shift")),
+        (Case("rms_norm", (16, 64), residual=True), "residual", 1.02),
+        *((Case("switchable_norm", (4, 6, 5, 5)), name, 1.5) for name in ("mean_weight", "var_weight")),  # their budget is generous
+    ],
+    ids=lambda value: getattr(value, "op", None),
+)
+def test_the_gate_finds_every_wrong_gradient(case, wrong, factor, monkeypatch):
+    def provider(case, operands):
+        return cases.bound(case, operands._replace(**{wrong: Off.apply(getattr(operands, wrong), factor)}))
+
+    monkeypatch.setattr(gate, "SLICE", 100)
+    row = Row(case, torch.float32, direction="backward")
+    ours, torchs = bench.measure(row, providers={"onepass": provider, "torch": cases.bound})
+    assert "wrong" in ours["error"] and not ours["correct"] and "us" not in ours
+    assert torchs["correct"] and torchs["us"] > 0
+
+
+def test_a_compiled_backward_runs_again(monkeypatch):
+    """By AOTAutograd, which may else reuse the memory of what it saved. (torch 2.13 sees for itself that the graph is kept.)"""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend="aot_eager"))  # pyright: ignore
+    row = Row(Case("group_norm", (2, 8, 4, 4), groups=2, activation="silu"), torch.float32, direction="backward")
+    (record,) = bench.measure(row, providers={"torch.compile": PROVIDERS["torch.compile"]})
+    assert "error" not in record and record["us"] > 0
 
 
 def test_wrong_results_have_no_time():
@@ -70,19 +156,26 @@ def test_every_provider_updates_running_statistics():
     assert "error" in bench.measure(row, providers=stale)[0]
 
 
-@pytest.mark.parametrize("case", [case for case in cases.CASES if case.init != "inf"][::4], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in cases.CASES if case.init != "inf" and case.shape[0]][::4], ids=lambda case: case.name)
 def test_the_gate_is_the_oracle_in_slices(case, monkeypatch):
     monkeypatch.setattr(gate, "SLICE", 50)
     operands = cases.make(case, torch.bfloat16)
-    exact = oracle.exact(case, operands, cases.make_dy(operands))
-    outcomes = {run.__name__: oracle.evaluate(case, operands, None, run) for run in (cases.by_onepass, cases.by_torch)}
+    dy = cases.make_dy(operands)
+    exact = oracle.exact(case, operands, dy)
+    outcomes = {run.__name__: oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch)}
+    worst = {name: oracle.worst(outcome, exact.value, exact.allowed) for name, outcome in outcomes.items()}
     for name, error in gate.worst(case, operands, outcomes).items():
-        assert error == pytest.approx(oracle.worst(outcomes[name], exact.value, exact.allowed).forward, rel=1e-3)
+        assert error == pytest.approx(worst[name].forward, rel=1e-3)
+    for name, error in gate.worst(case, operands, outcomes, dy).items():
+        assert error == pytest.approx(worst[name].backward, rel=1e-3)
 
 
 def test_big_operands_are_drawn_in_their_dtype():
     x = cases.make(Case("group_norm", (4, 8, 16, 16), "channels_last", groups=2), torch.float16, there=True).x
-    assert x.dtype == torch.float16 and x.stride() == (2048, 1, 128, 8) and 0.9 < x.float().std() < 1.1
+    dy = cases.make_dy(cases.Operands(x), there=True)
+    for t in (x, dy):
+        assert t.dtype == torch.float16 and t.stride() == (2048, 1, 128, 8) and 0.9 < t.float().std() < 1.1
+    assert not torch.equal(x, dy)
 
 
 def test_cuda_times(monkeypatch):
@@ -127,6 +220,7 @@ def test_bench_command(tmp_path, capsys, monkeypatch):
     out = tmp_path / "results" / "bench.jsonl"
     other = Row(Case("rms_norm", (8, 32)), torch.float32)
     monkeypatch.setattr(command, "SUITE", (TINY, other, Row(Case("layer_norm", (2**14, 2**12)), torch.float32)))
+    monkeypatch.setattr(command, "BACKWARD_SUITE", ())
     assert cli.main(["bench", "--device", "cpu", "--out", str(out), "--provider", "onepass", "--provider", "torch"]) == 0
     first = capsys.readouterr()
     assert "1 rows over 64 MB are skipped" in first.out and "≥ 0.50" in first.out and "2/2 rms_norm 8x32 float32" in first.err
@@ -139,8 +233,19 @@ def test_bench_command(tmp_path, capsys, monkeypatch):
     assert cli.main(["bench", "--only", "nothing"]) == 2
 
 
+def test_bench_command_by_direction(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "SUITE", (TINY,))
+    monkeypatch.setattr(command, "BACKWARD_SUITE", (TINY_BACKWARD,))
+    out = tmp_path / "bench.jsonl"
+    for directions in (["--direction", "backward"], ["--direction", "forward"], []):
+        assert cli.main(["bench", "--provider", "onepass", "--out", str(out), *directions]) == 0
+    assert [r["row"] for r in record.read(out)] == [TINY_BACKWARD.name, TINY.name]
+    assert "2/2 layer_norm 16x64 bfloat16 backward" in capsys.readouterr().err
+
+
 def test_bench_command_fails_on_wrong_results(capsys, monkeypatch):
     monkeypatch.setattr(command, "SUITE", (TINY,))
+    monkeypatch.setattr(command, "BACKWARD_SUITE", ())
     monkeypatch.setattr(command, "PROVIDERS", {"onepass": lambda case, t: lambda: t.x})
     assert cli.main(["bench"]) == 1
     assert "FAILED layer_norm 16x64 bfloat16 by onepass: wrong" in capsys.readouterr().out
@@ -150,7 +255,7 @@ def made_up(suite=SUITE):
     """Results in which torch.compile wins and torch raises on the last row, which is also too slow."""
     origin = {"name": "GPU", "torch": "2", "triton": "3", "onepass": "0", "commit": "c", "date": "d", "mode": "graph"}
     for row in suite:
-        common = {"row": row.name, "copy_us": 9.0, "target": row.target, "plan": None, "host_us": 7.0, **origin}
+        common = {"row": row.name, "copy_us": 9.0, "target": row.target, "plan": None, "host_us": 7.0, "extra_bytes": 2.5e6, **origin}
         last = row is suite[-1]
         us, fraction = (100.0, 0.09) if last else (10.0, 0.9)
         yield common | {"provider": "onepass", "us": us, "fraction": fraction, "met": not last, "plan": "team"}
@@ -160,13 +265,29 @@ def made_up(suite=SUITE):
 
 def test_report():
     suite = (Row(Case("layer_norm", (4, 64)), torch.float16, 14, "us"), TINY)
-    text = report.updated(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter", made_up(suite), suite)
+    text = report.updated(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter", list(made_up(suite)), suite)
     assert text.startswith(f"before\n{report.BEGIN}\nGPU, torch 2, triton 3, onepass 0, commit c, d.")
     assert text.endswith(f"{report.END}\nafter")
     assert "| layer_norm 4x64 float16 | 9.0 | 10.0 (0.90; ≤ 14 µs ✓) | 123 | 50.0 | 7.0 / 7.0 | team |" in text
     assert "| 100 (0.09; ≥ 0.50, misses it by 0.41) | failed | **50.0** |" in text
     assert "Of 2 targets 1 are met; on 1 of 2 rows a peer is faster" in text
     assert f"- {TINY.name} by torch: OutOfMemoryError: CUDA" in text and "stale" not in text
+
+
+def test_report_of_the_backward():
+    """Between its own marks, where they are."""
+    results = list(made_up((TINY, TINY_BACKWARD)))
+    without = f"{report.BEGIN}\n{report.END}"
+    text = f"{without}\nbetween\n{report.BACKWARD_BEGIN}\nstale\n{report.BACKWARD_END}\nafter"
+    updated = report.updated(text, results, (TINY,), (TINY_BACKWARD,))
+    forward, between, backward = updated.partition("\nbetween\n")
+    assert between and forward == report.updated(without, results, (TINY,)) and "2.5" not in forward and "stale" not in updated
+    assert "| MB beside the gradients, onepass / torch / torch.compile |" in backward
+    assert f"| {TINY_BACKWARD.name} |" in backward and "| team | 2.5 / 2.5 / 2.5 |" in backward
+    with pytest.raises(ValueError, match=f"missing: {TINY_BACKWARD.name} by onepass"):
+        report.updated(text, list(made_up((TINY,))), (TINY,), (TINY_BACKWARD,))
+    with pytest.raises(ValueError, match="bench-backward:end"):
+        report.updated(text.replace(report.BACKWARD_END, ""), results, (TINY,), (TINY_BACKWARD,))
 
 
 def test_report_fails_on_a_missing_row():
@@ -176,13 +297,13 @@ def test_report_fails_on_a_missing_row():
     with pytest.raises(ValueError, match="several machines"):
         report.table([r | {"name": r["provider"]} for r in made_up()])
     with pytest.raises(ValueError, match="bench:begin"):
-        report.updated("no marks", made_up())
+        report.updated("no marks", list(made_up()))
 
 
 def test_report_command(tmp_path, capsys):
     docs, results = tmp_path / "measured.md", tmp_path / "bench.jsonl"
     docs.write_text((ROOT / "docs/measured.md").read_text())
-    record.write(results, made_up())
+    record.write(results, made_up((*BACKWARD_SUITE, *SUITE)))
     arguments = ["report", "--results", str(results), "--docs", str(docs)]
     assert cli.main([*arguments, "--check"]) == 1
     assert cli.main(arguments) == 0
@@ -190,6 +311,13 @@ def test_report_command(tmp_path, capsys):
     record.write(results, record.read(results)[:-1])
     assert cli.main([*arguments, "--check"]) == 2
     assert SUITE[-1].name in capsys.readouterr().err
+
+
+def test_overhead(capsys, monkeypatch):
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)  # would outlive the test
+    overhead.main([], seconds=0.01)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 2 * len(overhead.SMALL) and all("onepass" in line and "ratio" in line for line in lines)
 
 
 @pytest.mark.skipif(not (ROOT / "results/bench-h200.jsonl").exists(), reason="no results")

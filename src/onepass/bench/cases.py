@@ -224,8 +224,10 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
     )
 
 
-def make_dy(operands: Operands, seed: int = 0) -> Tensor:
-    """A gradient to send backward, in x's dtype and on its device."""
+def make_dy(operands: Operands, seed: int = 0, there: bool = False) -> Tensor:
+    """A gradient to send backward, in x's dtype and on its device. `there`: drawn on the device, with the strides that y has."""
+    if there:
+        return torch.empty_like(operands.x).normal_(generator=torch.Generator(operands.x.device).manual_seed(seed + 1))
     generator = torch.Generator().manual_seed(seed + 1)
     return torch.randn(operands.x.shape, generator=generator).to(operands.x.dtype).to(operands.x.device)
 

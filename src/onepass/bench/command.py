@@ -12,13 +12,14 @@ from . import cases, record, report
 from .bench import measure
 from .providers import OURS, PROVIDERS
 from .record import Record
-from .suite import SUITE, Row
+from .suite import BACKWARD_SUITE, SUITE, Row
 from .terminal import progress, table
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
+    parser.add_argument("--direction", choices=["forward", "backward"], help="only this one")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="only rows with this in their name")
     parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="only this one; may be repeated")
     parser.add_argument("--limit", type=float, metavar="MB", help="skip rows whose x is larger (64 on the CPU, else none)")
@@ -28,14 +29,15 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(args: argparse.Namespace) -> int:
-    chosen = [row for row in SUITE if args.op in (None, row.case.op) and args.only in row.name]
+    chosen = [row for row in (*SUITE, *BACKWARD_SUITE) if args.op in (None, row.case.op) and args.only in row.name]
+    chosen = [row for row in chosen if args.direction in (None, row.direction)]
     if args.list:
         print(table([["row", "MB", "target"], *([row.name, f"{row.nbytes / 1e6:.0f}", row.goal] for row in chosen)]))
         return 0
     limit = args.limit if args.limit is not None else 64 if args.device == "cpu" else float("inf")
     rows = [row for row in chosen if row.nbytes <= limit * 1e6]
     if not rows:
-        raise ValueError(f"none of {len(chosen)} rows that fit --op and --only is within --limit {limit:g}; see --list")
+        raise ValueError(f"none of {len(chosen)} rows that fit --op, --direction and --only is within --limit {limit:g}; see --list")
     providers = {name: provider for name, provider in PROVIDERS.items() if name in (args.provider or PROVIDERS)}
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
     if len(rows) < len(chosen):
@@ -46,14 +48,17 @@ def bench(args: argparse.Namespace) -> int:
         results[row] = {result["provider"]: result for result in records}
         if args.out:  # after every row: a run that is cut short keeps what it has
             record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], records))
-    print(f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}\ntimes in µs; fraction: of the speed of a copy")
+    print(
+        f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}\ntimes in µs; fraction: of the speed of a copy; "
+        "MB more: memory that a backward needs beside its gradients"
+    )
     failed = [result for found in results.values() for result in found.values() if "error" in result]
     for result in failed:
         print(f"FAILED {result['row']} by {result['provider']}: {result['error']}")
     return 1 if any(result["provider"] == OURS for result in failed) else 0
 
 
-_HEAD = ["row", "plan", "onepass", "(quartiles)", "fraction", "target", "torch", "torch.compile", "copy", "host", "torch's"]
+_HEAD = ["row", "plan", "onepass", "(quartiles)", "fraction", "target", "torch", "torch.compile", "copy", "host", "torch's", "MB more"]
 
 
 def _line(row: Row, found: dict[str, Record]) -> list[str]:
@@ -67,7 +72,7 @@ def _line(row: Row, found: dict[str, Record]) -> list[str]:
     fraction = f"{ours['fraction']:.2f}" if "us" in ours else "FAILED" if "error" in ours else "–"
     target = row.goal + (" ✓" if ours.get("met") else "")
     times = number(OURS), spread, fraction, target, number("torch"), number("torch.compile"), f"{copy:.1f}"
-    return [row.name, ours.get("plan") or "–", *times, number(OURS, "host_us"), number("torch", "host_us")]
+    return [row.name, ours.get("plan") or "–", *times, number(OURS, "host_us"), number("torch", "host_us"), record.extra_mb(ours)]
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,9 @@
-"""The gate before a benchmark: forward results against the definition in fp64, on the device and in slices, so that 10⁹ elements fit."""
+"""The gate before a benchmark: results against the definition in fp64, on the device and in slices, so that 10⁹ elements fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from . import cases, oracle
 from .cases import Case, Operands, Output
 from .oracle import Outcome
 
-SLICE = 2**24  # elements at a time; the oracle and its budget need about 200 bytes for each
+SLICE = 2**24  # elements at a time; the oracle and its budget need about 200 bytes for each, 350 with gradients
 PER_SAMPLE = ("x", "residual", "scale", "shift")
+SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))  # the other parts are sums over all samples
 
 
 def outcome(output: Output, operands: Operands) -> Outcome:
@@ -21,45 +23,61 @@ def outcome(output: Output, operands: Operands) -> Outcome:
     return Outcome(y, total, *(None if t is None else t.clone() for t in (operands.running_mean, operands.running_var)))
 
 
-def worst(case: Case, operands: Operands, outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """Each outcome's largest error, as a fraction of the error budget."""
+def worst(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None) -> dict[str, float]:
+    """Each outcome's largest error, as a fraction of the error budget: of what the forward gives, or of the gradients that dy gives."""
     errors = dict.fromkeys(outcomes, 0.0)
-    for at in _slices(case, operands.x):
-        value, allowed = _exact(case, operands._replace(**{name: _at(getattr(operands, name), at) for name in PER_SAMPLE}))
+    dtypes = dict(zip(Outcome._fields, oracle.dtypes_of(operands)))
+    parts = Outcome._fields[:4] if dy is None else Outcome._fields[4:]
+    sums: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def hold(part: str, at: slice | EllipsisType, value: Tensor, inexact: Tensor) -> None:
+        dtype = dtypes[part]
+        assert dtype is not None
+        allowed = inexact + oracle.half_ulp(value, dtype)
         for name, whole in outcomes.items():
-            actual = whole._replace(y=whole.y[at], sum=_at(whole.sum, at))
-            errors[name] = max(errors[name], *(_ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
+            errors[name] = max(errors[name], _ratio(_at(getattr(whole, part), at), value, allowed))
+
+    for at in _slices(case, operands.x):
+        some = operands._replace(**{name: _at(getattr(operands, name), at) for name in PER_SAMPLE})
+        exact = _exact(case, some, _at(dy, at))
+        for part in parts:
+            value, inexact = (getattr(outcome, part) for outcome in exact)
+            if value is None or inexact is None:
+                continue
+            if part in SLICED:
+                hold(part, at, value, inexact)
+            else:
+                before = sums.get(part)
+                sums[part] = (value, inexact) if before is None else (before[0] + value, before[1] + inexact)
+    for part, exact in sums.items():
+        hold(part, ..., *exact)
     return errors
 
 
-def _at(t: Tensor | None, at: slice) -> Tensor | None:
+def _at(t: Tensor | None, at: slice | EllipsisType) -> Tensor | None:
     return None if t is None else t[at]
 
 
 def _slices(case: Case, x: Tensor) -> Iterator[slice]:
-    """Along the first dimension, where nothing is shared along it."""
+    """Along the first dimension, where no statistics are shared along it."""
     spec = cases.spec_of(case)
     whole = spec.mix or case.running or not x.numel() or spec.factor(x.shape)[0].reduced
     step = len(x) if whole else max(1, SLICE * len(x) // x.numel())
     return (slice(start, start + step) for start in range(0, len(x), max(step, 1)))
 
 
-def _exact(case: Case, operands: Operands) -> tuple[Outcome, Outcome]:
-    """The forward half of `oracle.exact`, by the definition alone."""
-    dtypes = [None if t is None else t.dtype for t in oracle._parts_of(operands)]
-    if operands.residual is not None:
-        total = operands.x + operands.residual
-        operands = operands._replace(x=total, residual=torch.zeros_like(total))
-    wide = operands.to(torch.float64)
-    value = oracle.evaluate(case, wide, None, oracle._by_reference)
+def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, Outcome]:
+    """As `oracle.exact` by the definition alone: the values, and what computing them may cost, before the result is rounded."""
+    wide = oracle.widened(operands)
+    dy = None if dy is None else dy.to(torch.float64)
+    with torch.enable_grad():
+        value = oracle.evaluate(case, wide, dy, oracle._by_reference)
     no_dy = wide.x.new_zeros(()).expand(wide.x.shape)
-    return value, oracle._allowed(case, wide, no_dy, value, dtypes)
+    return value, oracle.inexact(case, wide, no_dy if dy is None else dy, value, operands.x.dtype)
 
 
-def _ratio(actual: Tensor | None, value: Tensor | None, allowed: Tensor | None) -> float:
+def _ratio(actual: Tensor | None, value: Tensor, allowed: Tensor) -> float:
     """As in `oracle.worst`, but where the tensors are, and for data without infinities."""
-    if value is None or allowed is None:
-        return 0.0
     if actual is None or actual.shape != value.shape:
         return float("inf")
     return ((actual - value).abs() / allowed).nan_to_num(nan=torch.inf).max().item()

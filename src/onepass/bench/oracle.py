@@ -7,7 +7,7 @@ docs/theory.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -49,12 +49,28 @@ def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases
     if dy is None:
         with torch.no_grad():
             return Outcome(*_both(run(case, operands._replace(**running))), **running)
-    inputs = {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and name not in running}
-    y, total = _both(run(case, operands._replace(**running, **inputs)))
+    inputs = leaves(operands)
+    output = run(case, operands._replace(**running, **inputs))
+    grads = torch.autograd.grad(*arriving(output, inputs, dy))
+    y, total = _both(output)
+    return Outcome(y.detach(), None if total is None else total.detach(), **running, **named(inputs, grads))
+
+
+def leaves(operands: Operands) -> dict[str, Tensor]:
+    """The operands that have gradients, by name, as leaves of a graph to come."""
+    return {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and not name.startswith("running")}
+
+
+def arriving(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The arguments of `torch.autograd.grad`: outputs, inputs, and what arrives at each output; with a residual, at the sum too."""
+    y, total = _both(output)
     outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * DSUM])
-    grads = torch.autograd.grad(outputs, list(inputs.values()), gradients)
-    named = {f"d{name}": grad for name, grad in zip(inputs, grads)}
-    return Outcome(y.detach(), None if total is None else total.detach(), **running, **named)
+    return outputs, list(inputs.values()), gradients
+
+
+def named(inputs: dict[str, Tensor], grads: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Gradients as the parts of an Outcome."""
+    return {f"d{name}": grad for name, grad in zip(inputs, grads)}
 
 
 def _both(output: Output) -> tuple[Tensor, Tensor | None]:
@@ -97,12 +113,8 @@ class Exact(NamedTuple):
 
 
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
-    """Both oracles on the operands' own values in fp64. With a residual, what is normalized is the sum as it was rounded."""
-    dtypes = [None if t is None else t.dtype for t in _parts_of(operands)]
-    if operands.residual is not None:
-        total = operands.x + operands.residual
-        operands = operands._replace(x=total, residual=torch.zeros_like(total))
-    wide, dy = operands.to(torch.float64), dy.to(torch.float64)
+    """Both oracles on the operands' own values in fp64."""
+    dtypes, wide, dy = dtypes_of(operands), widened(operands), dy.to(torch.float64)
     value = evaluate(case, wide, dy, _by_reference)
     # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
     other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.by_torch)
@@ -111,26 +123,45 @@ def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
     return Exact(value, _allowed(case, wide, dy, value, dtypes), disagreement / AGREEMENT)
 
 
-def _parts_of(t: Operands) -> tuple[Tensor | None, ...]:
-    """The operand that gives each part of an Outcome its dtype."""
+def widened(operands: Operands) -> Operands:
+    """In fp64. With a residual, what is normalized is the sum as it was rounded."""
+    if operands.residual is not None:
+        total = operands.x + operands.residual
+        operands = operands._replace(x=total, residual=torch.zeros_like(total))
+    return operands.to(torch.float64)
+
+
+def dtypes_of(t: Operands) -> list[torch.dtype | None]:
+    """The dtype of each part of an Outcome."""
     total = None if t.residual is None else t.x
-    return t.x, total, t.running_mean, t.running_var, t.x, t.weight, t.bias, t.residual, t.scale, t.shift, t.mean_weight, t.var_weight
+    gradients = t.x, t.weight, t.bias, t.residual, t.scale, t.shift, t.mean_weight, t.var_weight
+    return [None if part is None else part.dtype for part in (t.x, total, t.running_mean, t.running_var, *gradients)]
 
 
 SLOPE = 1.13  # the largest derivative of an activation; no second derivative but relu's is larger
 
 
 def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
+    """How far each part may be from its value: by what computing it costs, and half an ulp for rounding it."""
+    assert dtypes[0] is not None
+    scale = inexact(case, t, dy, value, dtypes[0])
+    return Outcome(
+        *(None if s is None or v is None or d is None else s + half_ulp(v, d) for s, v, d in zip(scale, value, dtypes))  # pyright: ignore
+    )
+
+
+def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
+    """The budget without the half ulp: what computing in the accumulator of x's dtype may cost. Of a sum, it is the sum of its terms'."""
     spec = cases.spec_of(case)
     axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
     result = reference.forward(replace(spec, activation=""), t.x, None, None, *given, mix)
     x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)
     mean, rstd = axes.stat(result.mean), axes.stat(result.rstd)
-    assert rstd is not None and dtypes[0] is not None
+    assert rstd is not None
     if spec.mix and mean is not None:  # all the means that are mixed
         largest = [m.abs().max().item() for m in (mean, mix.running_mean) if m is not None and m.numel()]
         mean = torch.full_like(mean, max(largest, default=0.0))
-    plain = 8 * torch.finfo(accumulator(dtypes[0])).eps
+    plain = 8 * torch.finfo(accumulator(dtype)).eps
     eps = plain * (torch.ones_like(rstd) if mean is None else 1 + mean.abs() * rstd)
     tail = axes.tail(Extras(None, t.scale, t.shift))
     u = reference.affine(x_hat, axes.weight(t.weight), axes.bias(t.bias))
@@ -164,7 +195,7 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
     def total(sums: Any, terms: Tensor, param: Tensor | None) -> Tensor | None:
         return None if param is None else sums.sum(terms, param)
 
-    scale = Outcome(
+    return Outcome(
         y=(slope * z_off).reshape(t.x.shape),  # (16)
         sum=torch.zeros_like(t.x),
         running_mean=running(t.running_mean, value.running_mean, plain * x_.abs()),
@@ -177,9 +208,6 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
         dshift=total(axes.modulation, plain * dz + dz_off, t.shift),
         dmean_weight=dmean_weight,
         dvar_weight=dvar_weight,
-    )
-    return Outcome(
-        *(None if s is None or v is None or d is None else s + half_ulp(v, d) for s, v, d in zip(scale, value, dtypes))  # pyright: ignore
     )
 
 

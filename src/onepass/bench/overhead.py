@@ -1,15 +1,19 @@
-"""What a call costs beside its arithmetic: each norm on a few kilobytes, onepass and torch interleaved in one run.
+"""What a call costs the host beside its arithmetic: each norm on a few kilobytes, onepass and torch in turn.
 
-Run it with `python -m onepass.bench.overhead`.
+Run it with `python -m onepass.bench.overhead [--device cuda]`.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+
 import torch
 
-from .. import functional
-from . import cases, timing
+from . import bench, cases, timing
+from .bench import Run
 from .cases import Case
+from .providers import OURS, PROVIDERS
 
 SMALL = [
     Case("layer_norm", (4, 256)),
@@ -21,17 +25,28 @@ SMALL = [
 ]
 
 
-def main() -> None:
+def runs(case: Case, device: str) -> Iterator[tuple[str, list[Run]]]:
+    """Ours and torch's call: a forward without a graph, and a backward alone."""
+    operands, providers = cases.make(case, device=device), [PROVIDERS[name] for name in (OURS, "torch")]
+    dy = cases.make_dy(operands)
+    yield "forward", [bench.forward(provider, case, operands)[0] for provider in providers]
+    yield "backward", [bench.backward(provider, case, operands, dy)[0] for provider in providers]
+
+
+@torch.no_grad()
+def main(args: list[str] | None = None, seconds: float = 2) -> None:
+    parser = argparse.ArgumentParser(prog="python -m onepass.bench.overhead", description=__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    device = parser.parse_args(args).device
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, microseconds per no_grad call (quartiles)")
+    print(f"torch {torch.__version__}, {device}, one thread, microseconds per call (quartiles): no_grad forward, autograd.grad alone")
     for case in SMALL:
-        operands, op = cases.make(case), cases.OPS[case.op]
-        arguments = operands.x, *op.arguments(case, operands)
-        with torch.no_grad():
-            functions = getattr(functional, case.op), op.torch
-            ours, torchs = timing.interleaved([lambda f=f, a=arguments: f(*a) for f in functions], seconds=2)
-        spread = [f"{t.median * 1e6:6.1f} ({t.low * 1e6:.1f}-{t.high * 1e6:.1f})" for t in (ours, torchs)]
-        print(f"{case.name:32} onepass {spread[0]:22} torch {spread[1]:22} ratio {ours.median / torchs.median:.2f}")
+        for direction, both in runs(case, device):
+            # On a GPU, batches that its queue can take: the device's own time is not in them.
+            times = timing.interleaved(both, seconds=seconds) if device == "cpu" else timing.host_times(both, batches=int(50 * seconds))
+            ours, torchs = (f"{t.median * 1e6:6.1f} ({t.low * 1e6:.1f}-{t.high * 1e6:.1f})" for t in times)
+            ratio = times[0].median / times[1].median
+            print(f"{case.name:32} {direction:8} onepass {ours:22} torch {torchs:22} ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,12 @@ def _commit() -> str:
         return "unknown"
 
 
+def extra_mb(record: Record) -> str:
+    """What a backward needed beside its gradients, in MB, where that was measured."""
+    extra = record.get("extra_bytes")
+    return "–" if extra is None else f"{extra / 1e6:.1f}"
+
+
 def read(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 

@@ -1,24 +1,32 @@
-"""The table of docs/measured.md, made from the records of `onepass bench`. Every row by every provider, or none."""
+"""The tables of docs/measured.md, made from the records of `onepass bench`. Every row by every provider, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from .providers import OURS, PROVIDERS
-from .record import Record
-from .suite import SUITE, Row
+from .record import Record, extra_mb
+from .suite import BACKWARD_SUITE, SUITE, Row
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+BACKWARD_BEGIN, BACKWARD_END = "<!-- bench-backward:begin -->", "<!-- bench-backward:end -->"
 PEERS = [name for name in PROVIDERS if name != OURS]
 
 
-def updated(text: str, records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
-    """The text with the table between its marks."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the text has no {BEGIN} ... {END}")
-    return f"{before}{BEGIN}\n{table(records, suite)}\n{END}{after}"
+def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, backward: Sequence[Row] = BACKWARD_SUITE) -> str:
+    """The text with each table between its marks. Where the backward's are not, it has no such table."""
+    text = _between(text, BEGIN, END, records, suite)
+    if BACKWARD_BEGIN in text or BACKWARD_END in text:
+        text = _between(text, BACKWARD_BEGIN, BACKWARD_END, records, backward)
+    return text
+
+
+def _between(text: str, begin: str, end: str, records: Sequence[Record], suite: Sequence[Row]) -> str:
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (begun and ended):
+        raise ValueError(f"the text has no {begin} ... {end}")
+    return f"{before}{begin}\n{table(records, suite)}\n{end}{after}"
 
 
 def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
@@ -32,6 +40,7 @@ def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
     if len({record["name"] for record in flat}) > 1:
         raise ValueError(f"the results are of several machines: {_all(flat, 'name')}")
     head = ["case", "copy", "onepass (of copy speed; target)", *PEERS, "host, onepass / torch", "plan"]
+    head += ["MB beside the gradients, onepass / " + " / ".join(PEERS)] if _backward(suite[0]) else []
     lines = [head, ["---"] * len(head), *(_line(row, *group) for row, group in zip(suite, used))]
     failed = [f"- {record['row']} by {record['provider']}: {record['error']}" for record in flat if "error" in record]
     return "\n".join([_summary(used), "", *(f"| {' | '.join(line)} |" for line in lines), *([""] if failed else []), *failed])
@@ -56,7 +65,12 @@ def _all(records: Iterable[Record], field: str) -> str:
 def _line(row: Row, ours: Record, *peers: Record) -> list[str]:
     hosts = " / ".join(_us(record.get("host_us")) for record in (ours, peers[0]))
     cells = [f"**{_time(peer)}**" if _faster(peer, ours) else _time(peer) for peer in peers]
-    return [row.name, _us(ours["copy_us"]), _ours(row, ours), *cells, hosts, ours["plan"] or "–"]
+    memory = [" / ".join(extra_mb(record) for record in (ours, *peers))] if _backward(row) else []
+    return [row.name, _us(ours["copy_us"]), _ours(row, ours), *cells, hosts, ours["plan"] or "–", *memory]
+
+
+def _backward(row: Row) -> bool:
+    return row.direction == "backward"
 
 
 def _ours(row: Row, record: Record) -> str:

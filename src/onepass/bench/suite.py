@@ -1,8 +1,9 @@
-"""The rows that `onepass bench` measures: forward passes that users run, and what we want of them on an H200."""
+"""The rows that `onepass bench` measures: forward and backward passes that users run, and what we want of them on an H200."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, Literal
 
@@ -14,20 +15,22 @@ from .cases import Case, lay_out
 from .record import dtype_name
 
 Unit = Literal["fraction", "us"]
+Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One forward pass to measure. Its target is a fraction of copy speed to reach, or microseconds not to exceed."""
+    """One pass to measure. Its target is a fraction of copy speed to reach, or microseconds not to exceed."""
 
     case: Case
     dtype: torch.dtype
     target: float | None = None
     unit: Unit = "fraction"
+    direction: Direction = "forward"
 
     @property
     def name(self) -> str:
-        return f"{self.case.name} {dtype_name(self.dtype)}"
+        return f"{self.case.name} {dtype_name(self.dtype)}" + (" backward" if self.direction == "backward" else "")
 
     @property
     def nbytes(self) -> int:
@@ -35,9 +38,18 @@ class Row:
         return prod(self.case.shape) * self.dtype.itemsize
 
     @property
-    def copies(self) -> int:
-        """How often as much as x must at least be read and written: with a residual, x and it are read, y and the sum written."""
+    def copied(self) -> int:
+        """How many tensors of x's size the copy beside it copies: x, and the residual."""
         return 2 if self.case.residual else 1
+
+    @property
+    def copies(self) -> float:
+        """How often as much as x must at least be read and written.
+
+        With a residual, x and it are read, y and the sum written. Backward, x and dy are read and dx is written: 1.5; with a residual the
+        sum, dy and the gradient that arrives at the sum are read: 2. As `NormProblem.min_bytes`, without parameters.
+        """
+        return 1.5 if self.direction == "backward" and not self.case.residual else self.copied
 
     @property
     def goal(self) -> str:
@@ -52,8 +64,19 @@ class Row:
         return self.target - fraction if self.unit == "fraction" else us - self.target
 
 
-def _row(op: str, shape: str, dtype: torch.dtype, target: float | None = None, unit: Unit = "fraction", **fields: Any) -> Row:
-    return Row(Case(op, tuple(map(int, shape.split("x"))), **fields), dtype, target, unit)
+def _row(
+    op: str,
+    shape: str,
+    dtype: torch.dtype,
+    target: float | None = None,
+    unit: Unit = "fraction",
+    direction: Direction = "forward",
+    **fields: Any,
+) -> Row:
+    return Row(Case(op, tuple(map(int, shape.split("x"))), **fields), dtype, target, unit, direction)
+
+
+_back = partial(_row, direction="backward")
 
 
 _FP16, _BF16 = torch.float16, torch.bfloat16
@@ -87,6 +110,30 @@ SUITE = (
     *(_row("batch_norm", "256x512x28x28", _FP16, layout=layout, evaluate=True, wide=True) for layout in (_NCHW, _NHWC)),
     *(_row("layer_norm2d", shape, _FP16, 0.80) for shape in ("64x96x56x56", "16x384x28x28")),
     _row("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
+)
+
+_WIDE = ("32768x4096", "16384x8192", "8192x16384")
+_ROWS = {"32768x1024": 0.80, "65536x256": 0.70, "1000000x64": 0.60, "4096x32768": 0.60, "1024x131072": 0.60}
+_DECODER = ("8x512x256x256", "8x256x128x128")
+
+BACKWARD_SUITE = (
+    *(_back(op, shape, _BF16, 0.85) for op in ("layer_norm", "rms_norm") for shape in _WIDE),
+    *(_back("layer_norm", shape, _BF16, target) for shape, target in _ROWS.items()),
+    _back("layer_norm", "1151x8192", _FP16),
+    _back("layer_norm", "128x4096", _BF16),
+    _back("layer_norm", "32768x1024", torch.float32),
+    _back("layer_norm", "8x4096x1152", _BF16, 0.75, modulate=True, affine="none"),  # AdaLN
+    _back("rms_norm", "8192x4096", _BF16, residual=True),
+    _back("rms_norm", "8x4096x32x128", _BF16),  # per head
+    *(_back("group_norm", shape, _FP16, 0.50, layout=_NHWC, **_SILU) for shape in _DECODER),
+    *(_back("group_norm", shape, _FP16, layout=_NHWC, **_SILU) for shape in ("16x320x64x64", "2x320x64x64", "8x1280x16x16")),
+    *(_back("group_norm", shape, _FP16, 0.55, **_SILU) for shape in _DECODER),
+    _back("group_norm", "16x320x64x64", _FP16, **_SILU),
+    *(_back("instance_norm", "256x512x28x28", _FP16, 0.50, layout=layout) for layout in (_NCHW, _NHWC)),
+    *(_back("batch_norm", "256x512x28x28", _FP16, 0.50, layout=layout, running=True, wide=True) for layout in (_NCHW, _NHWC)),
+    *(_back("batch_norm", "256x512x28x28", _FP16, layout=layout, evaluate=True, wide=True) for layout in (_NCHW, _NHWC)),
+    *(_back("layer_norm2d", shape, _FP16) for shape in ("64x96x56x56", "16x384x28x28")),
+    _back("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -48,17 +50,38 @@ def _repeats(run: Callable[[], Any]) -> int:
     return max(1, min(1000, int(1e-3 / max(_once(run, 3), 1e-7))))
 
 
+@contextmanager
+def aside(device: str) -> Iterator[None]:
+    """On CUDA, a stream that can be captured, which the default one cannot.
+
+    A backward runs on the stream of its forward, so the forward belongs inside, too. It is always the same stream, since the allocator
+    keeps freed memory for the stream that had it.
+    """
+    if not device.startswith("cuda"):
+        yield
+        return
+    stream = _stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@cache
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
+
+
 def captured(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
-    """The replay of a CUDA graph of the call, "graph"; or the call itself, "events", where it cannot be captured."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
+    """The replay of a CUDA graph of the call, "graph"; or the call itself, "events", where it cannot be captured. Inside `aside`."""
+    stream = torch.cuda.current_stream()
+    if stream == torch.cuda.default_stream():
+        raise RuntimeError("the default stream cannot be captured; call this inside `with aside(device)`")
+    for _ in range(3):
+        run()
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             run()
     except Exception:
         torch.cuda.synchronize()  # raises where more is broken than the capture
