@@ -78,7 +78,6 @@ class Pass:
     stages: int = 1  # blocks in flight at a time
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
-    packed: bool = False  # backward: what was loaded stays in registers as it was stored, and is worked on twice
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     def __str__(self) -> str:

@@ -160,20 +160,18 @@ def across_rows(
     programs: int,
     stages: int,
     resident: bool = True,
-    packed: bool = False,
     chunked: bool = False,
 ) -> tuple[Step, ...]:
     """About so many programs for each multiprocessor, which take members of segments, block_i at a time."""
     found = segments(problem, w)
     count = w.total // found.members
-    blocks = 1 if resident else ceil(w.run / block_j)
+    blocks = 1 if tail else ceil(w.run / block_j)
     parts = min(ceil(programs * device.sms / (count * blocks)), ceil(found.members / block_i))
     chunk = ceil(ceil(found.members / block_i) / parts) * block_i if chunked else 1
     parts = ceil(found.members / chunk) if chunked else parts
     main = Pass(
         *(ROW, w, count * parts * blocks, warps, block_i, block_j, 1, tail, resident, resident, True, parts, blocks, chunk, 1, stages),
         across=found,
-        packed=packed,
     )
     axes = [("o", found.period), ("s", w.sets if found.by_set else 1), ("part", parts)]
     axes += [("t", w.run)] if 8 & _or(bits(problem, w)) else []

@@ -101,7 +101,7 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{
             "ACROSS": found is not None,
             "BY_SET": found is not None and found.by_set,
-            "PACKED": step.packed,
+            "BLOCKS": step.parts_t if step.resident else 1,
             "CHUNKED": step.chunk_r > 1,
             "WIDE": wide(step),
             "FLAT": flat,

@@ -220,15 +220,6 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
 
 
 @triton.jit
-def again(x):
-    """The same values of a 2-byte type, as if they were loaded anew: what was computed of them need not stay in registers."""
-    if INTERPRETED:
-        return x
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-
-
-@triton.jit
 def load_saved(pointers, set_, here):
     """mean and rstd of sets as the forward left them."""
     mean_ptr, rstd_ptr = pointers

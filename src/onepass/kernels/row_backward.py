@@ -7,7 +7,7 @@ and a program takes sets one after the other; else they lie inside a set, and gi
 import triton
 import triton.language as tl
 
-from .math import again, gradients, line, load_saved, load_sums, program, store_cells, store_gradient
+from .math import gradients, line, load_saved, load_sums, program, store_cells, store_gradient
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def row_backward(
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
-    ACROSS: tl.constexpr, BY_SET: tl.constexpr, PACKED: tl.constexpr, CHUNKED: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr,
     WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr,
     STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def row_backward(
     if ACROSS:
         _across(
             tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, (every, period, members), parts_r, parts_t, chunk_r,
-            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, PACKED, CHUNKED, BLOCK_I, BLOCK_J, TAIL, STAGES,
+            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, BLOCKS, CHUNKED, BLOCK_I, BLOCK_J, TAIL, STAGES,
         )  # fmt: skip
     elif FLAT:
         _sets(
@@ -69,7 +69,7 @@ def load(tensors, x_at, y_at, mask):
 def _across(
     tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, pattern, parts_r, parts_t, chunk_r,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, PACKED: tl.constexpr, CHUNKED: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sets of one run, BLOCK_I at a time, of one segment. RESIDENT: whole runs, so that their sums are at hand; else a block of each."""
@@ -86,8 +86,6 @@ def _across(
     inside = j < run
     first_o, first_s = member(0, segment, sets, pattern, BY_SET)
     factor, term = line(1.0, operands, maps, (first_o, 0, first_s, j), None, inside, OFFSET, PARAM, MODULATION, 0, 8)
-    if PACKED:
-        weight = tl.load(operands[0] + j, mask=inside, other=0.0)
     WIDTH: tl.constexpr = BLOCK_J if ALONG else 1
     a, b = tl.zeros((BLOCK_I, WIDTH), tl.float32), tl.zeros((BLOCK_I, WIDTH), tl.float32)
     if TAIL:
@@ -107,13 +105,10 @@ def _across(
         x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
         mean, rstd = load_saved(statistics, set_, here)
         x, dy = load(tensors, x_at + j, y_at + j, here & inside)
-        if PACKED:
-            factor = again(weight).to(tl.float32) + OFFSET
         x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, here & inside, ACTIVATION, FROM_Y)
         if ALONG:
-            if not PACKED:
-                a += dz * x_hat
-                b += dz
+            a += dz * x_hat
+            b += dz
             sum1, sum2 = wdy, wdy * x_hat
         else:
             sum1, sum2 = dz, dz * x_hat
@@ -126,6 +121,14 @@ def _across(
         c1, c2 = 0.0, 0.0
         if (RESIDENT and not GIVEN and dx_ptr is not None) or not ALONG:
             sum1, sum2 = tl.sum(sum1, 1, keep_dims=True), tl.sum(sum2, 1, keep_dims=True)
+            for k in tl.static_range(1, BLOCKS):  # blocks that are others' work, of which the sums are needed all the same
+                j_other = (part % parts_t + k) % BLOCKS * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
+                mask_other, place_other = here & (j_other < run), (first_o, 0, first_s, j_other)
+                factor_other, term_other = line(1.0, operands, maps, place_other, None, j_other < run, OFFSET, PARAM, MODULATION, 0, 8)
+                x, dy = load(tensors, x_at + j_other, y_at + j_other, mask_other)
+                x_hat_other, dz, wdy_other = gradients(x, dy, mean, rstd, factor_other, term_other, mask_other, ACTIVATION, FROM_Y)
+                sum1 += tl.sum(wdy_other, 1, keep_dims=True)
+                sum2 += tl.sum(wdy_other * x_hat_other, 1, keep_dims=True)
             if TAIL:
                 sum1 += tl.sum(wdy_tail, 1, keep_dims=True)
                 sum2 += tl.sum(wdy_tail * x_hat_tail, 1, keep_dims=True)
@@ -141,11 +144,6 @@ def _across(
             c2 = sum2 / count
         else:
             c1, c2 = load_sums(sums, set_, here, count)
-        if PACKED:
-            factor = again(weight).to(tl.float32) + OFFSET
-            x_hat, dz, wdy = gradients(again(x), again(dy), mean, rstd, factor, term, here & inside, ACTIVATION, FROM_Y)
-            a += dz * x_hat
-            b += dz
         store_gradient(dx_ptr, dsum_ptr, y_at + j, here & inside, wdy, x_hat, rstd, c1, c2)
         if TAIL:
             store_gradient(dx_ptr, dsum_ptr, y_at + j_tail, here & inside_tail, wdy_tail, x_hat_tail, rstd, c1, c2)

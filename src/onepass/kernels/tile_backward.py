@@ -20,7 +20,7 @@ def tile_backward(
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr, ACROSS: tl.constexpr,
-    BY_SET: tl.constexpr, PACKED: tl.constexpr, CHUNKED: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr,
+    BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr,
     TAIL: tl.constexpr, STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the row walk's. FLAT: columns are contiguous, in x and in y. There are chunk_t blocks of columns."""
