@@ -1,7 +1,7 @@
 """How the GPU families cut a backward into programs: pure numbers, as `tiling.py` for the forward.
 
-A backward takes sums over sets, c1 and c2, and sums over parameters. Programs leave cells of both, [o or segment, parts, r, s, t, parts], and
-`Sums` adds those up that belong together: a parameter's cells are found by the map that finds an element's parameter.
+A backward takes sums over sets, c1 and c2, and sums over parameters. Programs leave cells of both, and `Sums` adds those up that belong
+together: a parameter's cells are found by the map that finds an element's parameter.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from math import ceil, prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .device import Device
 from .problem import NormProblem, ParamMap
 from .tiling import NARROWEST, ROW, TILE, Pass, Segments, Walk, head_and_tail, power_of_two, uses, walk, warps_for
 
-LONGEST_ROW, LARGEST_TILE = 16384, 8192  # elements of x that one program can keep, beside those of dy and two sums
+BLOCK = 8192  # elements of x that one program can keep, beside those of dy and two sums
+LONGEST_ROW, LARGEST_TILE = 2 * BLOCK, BLOCK
 
 What = Literal["sets", "param", "modulation"]
 Axis = tuple[str, int]  # of cells: what it runs along, and its size
@@ -53,6 +54,10 @@ def bits(problem: NormProblem, w: Walk) -> tuple[int, int]:
     """On which of o, r, s, t the parameters and the modulation depend that there are."""
     modulated = problem.scale is not None or problem.shift is not None
     return uses(w.param, w) if problem.affine else 0, uses(w.modulation, w) if modulated else 0
+
+
+def _or(both: tuple[int, int]) -> int:
+    return both[0] | both[1]
 
 
 def _maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
@@ -110,9 +115,9 @@ def _sums(what: What, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: i
     sizes = tuple(size for size, _ in slots)
     kept = sizes[1] * sizes[3]
     reduced = prod(sizes) // kept
-    block_j = min(32, power_of_two(kept))
-    block_i = max(min(power_of_two(reduced), 4096 // block_j), 1)
-    return Sums(what, sizes, (slots[1][1], slots[3][1]), ceil(kept / block_j), block_i, block_j, warps_for(block_i * block_j // 8, device))  # pyright: ignore[reportArgumentType]
+    block_i, block_j = min(power_of_two(reduced), 256), min(8 if kept <= 16384 else 32, power_of_two(kept))
+    warps = warps_for(block_i * block_j // 4, device)
+    return Sums(what, sizes, (slots[1][1], slots[3][1]), ceil(kept / block_j), block_i, block_j, warps)  # pyright: ignore[reportArgumentType]
 
 
 def _summed(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[Sums]:
@@ -138,39 +143,70 @@ def _chained(passes: Passes) -> Passes:
     return chained
 
 
+class Cut(NamedTuple):
+    """How a launch is cut: blocks, threads in warps of 32, programs for each multiprocessor, blocks in flight at a time."""
+
+    block_i: int
+    block_j: int
+    warps: int
+    programs: int
+    stages: int
+
+    def on(self, device: Device, nbytes: int) -> Cut:
+        """As many stages as fit in shared memory, each of `nbytes`. Without them, more threads, each of which keeps less."""
+        if not device.prefetches:
+            return self._replace(warps=warps_for(4 * 32 * self.warps, device), stages=1)
+        return self._replace(stages=max(min(self.stages, 1 + device.shared // (nbytes * max(self.programs, 1))), 1))
+
+
+def _nbytes(problem: NormProblem, elements: int, params: int = 0) -> int:
+    """Of x and dy, and of parameters where those are read with them."""
+    operands = problem.weight, problem.bias, problem.scale, problem.shift
+    return elements * 2 * problem.dtype.itemsize + params * sum(dtype.itemsize for dtype in operands if dtype)
+
+
 @_chained
 def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """Whole rows of x and dy in registers, beside what a program has summed up so far of the parameters."""
+    """Rows of x and dy in registers, beside what a program has summed up so far of the parameters.
+
+    Rows too long for that are cut in blocks: each program takes the sums of a whole row, but works on its block alone. The others read what
+    it reads at the same time, so that it comes from memory once.
+    """
     w = walk(problem)
-    block_j, tail = head_and_tail(w.run) if 8 & _or(bits(problem, w)) else (power_of_two(w.run), 0)
-    length = block_j + tail
-    block_i = max(2048 // power_of_two(length), 1)
-    programs, warps = (4, 4) if length <= 2048 else (2, length // 512) if length <= 4096 else (1, min(length // 512, 16))
-    return across_rows(problem, w, device, block_i, block_j, tail, warps, programs, 1)
+    along = bool(8 & _or(bits(problem, w)))
+    length, tail = head_and_tail(w.run) if along and w.run <= BLOCK else (power_of_two(w.run), 0)
+    if tail:
+        block_i = 2 if length + tail <= 2304 else 1
+        warps = warps_for((length + tail) * block_i // 36, device)
+        cut = Cut(block_i, length, warps, max(8 // warps, 1), 3)
+    elif not along:
+        block_i = max(1024 // length, 1)
+        warps = min(max(length * block_i // 512, 1), 16)
+        cut = Cut(block_i, min(length, BLOCK), warps, max(8 // warps, 1), 3)
+    elif length <= 128:
+        cut = Cut(2048 // length, length, 4, 4, 3)
+    elif length <= 256:
+        cut = Cut(1024 // length, length, 1, 8, 3)
+    elif length <= 1024:
+        cut = Cut(4096 // length, length, 4, 2, 3)
+    else:
+        cut = Cut(max(BLOCK // length, 1), min(length, BLOCK), 8, 1, 3)
+    few = power_of_two(max(w.total // (cut.programs * device.sms), 1))  # few rows: some for each multiprocessor
+    cut = cut._replace(block_i=min(cut.block_i, few))
+    others = max(w.run - cut.block_j - tail, 0)
+    cut = cut.on(device, _nbytes(problem, cut.block_i * (min(length, w.run) + tail), others))
+    return across_rows(problem, w, device, cut, tail)
 
 
-def across_rows(
-    problem: NormProblem,
-    w: Walk,
-    device: Device,
-    block_i: int,
-    block_j: int,
-    tail: int,
-    warps: int,
-    programs: int,
-    stages: int,
-    resident: bool = True,
-    chunked: bool = False,
-) -> tuple[Step, ...]:
-    """About so many programs for each multiprocessor, which take members of segments, block_i at a time."""
+def across_rows(problem: NormProblem, w: Walk, device: Device, cut: Cut, tail: int = 0, resident: bool = True) -> tuple[Step, ...]:
+    """Programs take members of a segment, and leave cells of its parameters."""
     found = segments(problem, w)
     count = w.total // found.members
-    blocks = 1 if tail else ceil(w.run / block_j)
-    parts = min(ceil(programs * device.sms / (count * blocks)), ceil(found.members / block_i))
-    chunk = ceil(ceil(found.members / block_i) / parts) * block_i if chunked else 1
-    parts = ceil(found.members / chunk) if chunked else parts
+    blocks = 1 if tail else ceil(w.run / cut.block_j)
+    parts = min(max(cut.programs * device.sms // (count * blocks), 1), ceil(found.members / cut.block_i))
     main = Pass(
-        *(ROW, w, count * parts * blocks, warps, block_i, block_j, 1, tail, resident, resident, True, parts, blocks, chunk, 1, stages),
+        *(ROW, w, count * parts * blocks, cut.warps, cut.block_i, cut.block_j, 1, tail, resident, resident, True, parts, blocks),
+        stages=cut.stages,
         across=found,
     )
     axes = [("o", found.period), ("s", w.sets if found.by_set else 1), ("part", parts)]
@@ -178,29 +214,27 @@ def across_rows(
     return main, *_summed(problem, axes, w, found.every, device)
 
 
-def _or(both: tuple[int, int]) -> int:
-    return both[0] | both[1]
-
-
 @_chained
 def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
+    """Where parameters vary along runs, first the sums over sets, and those over parameters with dx; else both sums first."""
     w = walk(problem, cut=True)
     if not 8 & _or(bits(problem, w)):
         return rows_of_sets(problem, w, device)
     w = walk(problem)
-    block = 2048
-    taken = _sets(w, device, block, 4, 1, 1 if w.total >= device.sms else ceil(2 * device.sms / w.total))
-    applied, *sums = across_rows(problem, w, device, 1, block, 0, 4, 4, 1, resident=False)
-    return (taken, *_of_sets([("o", w.outer), ("s", w.sets), ("part", taken.parts_t)], w, device), applied, *sums)
+    reduce = Cut(1, min(4096, power_of_two(w.run)), 8, 4, 3)
+    apply = Cut(2, min(2048, power_of_two(w.run)), 4, 2, 3)
+    taken = _sets(w, device, reduce.on(device, _nbytes(problem, 4096, 4096)))
+    between = _of_sets([("o", w.outer), ("s", w.sets), ("part", taken.parts_t)], w, device)
+    return (taken, *between, *across_rows(problem, w, device, apply.on(device, _nbytes(problem, 4096)), resident=False))
 
 
-def _sets(w: Walk, device: Device, block_j: int, warps: int, stages: int, parts: int) -> Pass:
-    """The sums of rows."""
-    block_j = min(block_j, power_of_two(w.run))
-    steps = ceil(w.run / block_j)
-    chunk_t = ceil(steps / parts)
+def _sets(w: Walk, device: Device, cut: Cut) -> Pass:
+    """The sums of rows, of parts of them where there are few."""
+    steps = ceil(w.run / cut.block_j)
+    chunk_t = ceil(steps / (1 if w.total >= device.sms else ceil(2 * device.sms / w.total)))
     parts_t = ceil(steps / chunk_t)
-    return Pass(ROW, w, w.total * parts_t, warps, 1, block_j, reduce=True, parts_t=parts_t, chunk_t=chunk_t, stages=stages)
+    programs = ceil(w.total / cut.block_i) * parts_t
+    return Pass(ROW, w, programs, cut.warps, cut.block_i, cut.block_j, reduce=True, parts_t=parts_t, chunk_t=chunk_t, stages=cut.stages)
 
 
 def _of_sets(axes: Sequence[Axis], w: Walk, device: Device) -> list[Sums]:
@@ -210,142 +244,110 @@ def _of_sets(axes: Sequence[Axis], w: Walk, device: Device) -> list[Sums]:
     return [sums] if sums.cells > w.total else []
 
 
-def rows_of_sets(problem: NormProblem, w: Walk, device: Device, size: int = 4096, warps: int = 8, programs: int = 4) -> tuple[Step, ...]:
-    """Sets whose runs do not vary in their parameters: by one kernel where there are many, or by two and what lies between."""
-    block_j = min(power_of_two(w.run), size)
-    block_i = min(size // block_j, power_of_two(w.reps))
-    each = bool(2 & _or(bits(problem, w)))
-
-    def launch(parts: int, **flags: bool) -> Pass:
-        chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
-        parts_r = ceil(w.reps / chunk_r)
-        steps = ceil(w.run / block_j)
-        chunk_t = ceil(steps / ceil(parts / parts_r))
-        parts_t = ceil(steps / chunk_t)
-        threads = max(warps * block_i * block_j // size, 1)
-        return Pass(
-            *(ROW, w, w.total * parts_r * parts_t, threads, block_i, block_j),
-            parts_r=parts_r,
-            parts_t=parts_t,
-            chunk_r=chunk_r,
-            chunk_t=chunk_t,
-            **flags,
-        )
-
+def rows_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
+    """Sets whose parameters do not vary along a run: by one kernel where there are many, or by two and what lies between."""
+    nbytes = _nbytes(problem, 2048)
     if problem.given:
-        taken = launch(ceil(programs * device.sms / w.total), reduce=True, apply=True, resident=True)
+        taken = _part(w, device, Cut(0, 2048, 4, 8, 3).on(device, nbytes), reduce=True, apply=True, resident=True)
     elif (w.total >= 2 * device.sms or w.reps * w.run <= 2**14) and w.reps * w.run <= 2**16 and not problem.spec.mix:
-        taken = launch(1, reduce=True, apply=True)
+        taken = _part(w, device, Cut(0, 4096, 8, 0, 1).on(device, nbytes), reduce=True, apply=True)
     else:
-        taken = launch(ceil(programs * device.sms / w.total), reduce=True)
-    middle = ("r", w.reps) if each else ("part", taken.parts_r)
-    sums = _summed(problem, [("o", w.outer), middle, ("s", w.sets), ("part", taken.parts_t)], w, 1, device)
+        taken = _part(w, device, Cut(0, 2048, 4, 2, 3).on(device, nbytes), reduce=True)
+    runs = ("r", w.reps) if 2 & _or(bits(problem, w)) else ("part", taken.parts_r)
+    sums = _summed(problem, [("o", w.outer), runs, ("s", w.sets), ("part", taken.parts_t)], w, 1, device)
     if taken.apply:
         return taken, *sums
     between = _of_sets([("o", w.outer), ("part", taken.parts_r), ("s", w.sets), ("part", taken.parts_t)], w, device)
-    return (taken, *between, launch(ceil(2 * programs * device.sms / w.total), apply=True), *sums)
+    return (taken, *between, _part(w, device, Cut(0, 2048, 8, 8, 1).on(device, nbytes), apply=True), *sums)
+
+
+def _part(w: Walk, device: Device, cut: Cut, reduce: bool = False, apply: bool = False, resident: bool = False) -> Pass:
+    """Parts of sets, in blocks of block_j elements of one run or several; whole sets where no programs are asked for."""
+    size, block_j = cut.block_j, min(power_of_two(w.run), cut.block_j)
+    block_i = min(size // block_j, power_of_two(w.reps))
+    parts = max(ceil(cut.programs * device.sms / w.total), 1)
+    chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
+    parts_r = ceil(w.reps / chunk_r)
+    steps = ceil(w.run / block_j)
+    chunk_t = ceil(steps / ceil(parts / parts_r))
+    parts_t = ceil(steps / chunk_t)
+    warps = max(cut.warps * block_i * block_j // size, 1)
+    return Pass(
+        *(ROW, w, w.total * parts_r * parts_t, warps, block_i, block_j, 1, 0, resident, reduce, apply),
+        *(parts_r, parts_t, chunk_r, chunk_t, cut.stages),
+    )
 
 
 @_chained
 def tile(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
+    """Whole sets of x and dy in registers, beside what a program has summed up so far of the parameters of rows."""
     w = walk(problem)
-    block_run = power_of_two(w.run)
-    block_i = power_of_two(w.reps)
-    block_j = max(min(power_of_two(w.sets) * block_run, 32 if block_i <= 256 else 16), block_run)
-    return across_tiles(problem, w, device, block_i, block_j, block_run, warps_for(block_i * block_j // 32, device), 4, 1)
+    block_run, block_i = power_of_two(w.run), power_of_two(w.reps)
+    block_j = max(min(power_of_two(w.sets) * block_run, NARROWEST), block_run)
+    warps = min(max(block_i * block_j // 1024, 1), 16)
+    cut = Cut(block_i, block_j, warps, max(8 // warps, 1), 1).on(device, 1)
+    return across_tiles(problem, w, device, cut, block_run)
 
 
-def across_tiles(
-    problem: NormProblem,
-    w: Walk,
-    device: Device,
-    block_i: int,
-    block_j: int,
-    block_run: int,
-    warps: int,
-    programs: int,
-    stages: int,
-    resident: bool = True,
-) -> tuple[Step, ...]:
-    """About so many programs for each multiprocessor. Where each row has parameters of its own, they take blocks of columns of a segment."""
+def across_tiles(problem: NormProblem, w: Walk, device: Device, cut: Cut, block_run: int = 0) -> tuple[Step, ...]:
+    """Programs take blocks of columns: of a segment, where each row has parameters of its own. With a `block_run`, of whole sets."""
     own = _or(bits(problem, w))
-    found = replace(segments(problem, w), by_set=False) if own & 2 else Segments(1, 1, w.outer, False)
-    found = replace(found, members=w.outer // found.period)
-    blocks = ceil(w.sets * block_run / block_j) if resident else ceil(w.columns / block_j)
-    parts_t = 1 if resident else ceil(w.reps / block_i)
+    each, resident = bool(own & 2), block_run > 0
+    found = segments(problem, w) if each else Segments(1, 1, w.outer, False)
+    found = replace(found, members=w.outer // found.period, by_set=False)
+    blocks = ceil(w.sets * block_run / cut.block_j) if resident else ceil(w.columns / cut.block_j)
+    parts_t = 1 if resident else ceil(w.reps / cut.block_i)
     members = found.members
-    if own & 2 and own & 12:
+    if each and own & 12:  # and each column
         parts_t *= blocks
     else:
         members *= blocks
-    parts = min(ceil(programs * device.sms / (found.period * parts_t)), members)
-    chunk = ceil(members / parts)
-    parts = ceil(members / chunk)
+    parts = min(max(cut.programs * device.sms // (found.period * parts_t), 1), members)
     main = Pass(
-        *(
-            TILE,
-            w,
-            found.period * parts * parts_t,
-            warps,
-            block_i,
-            block_j,
-            block_run,
-            0,
-            resident,
-            resident,
-            True,
-            parts,
-            parts_t,
-            chunk,
-            blocks,
-            stages,
-        ),
+        *(TILE, w, found.period * parts * parts_t, cut.warps, cut.block_i, cut.block_j, block_run, 0, resident, resident, True),
+        *(parts, parts_t, 1, blocks, cut.stages),
         across=found,
     )
-    if own & 2:
-        axes = [("o", found.period), ("part", parts), ("r", w.reps), *([("s", w.sets), ("t", w.run)] if own & 12 else [])]
-        return main, *_summed(problem, axes, w, found.every, device)
-    return main, *_summed(problem, [("o", w.outer), ("s", w.sets), ("t", w.run)], w, 1, device)
+    columns = [("s", w.sets), ("t", w.run)]
+    if not each:
+        return main, *_summed(problem, [("o", w.outer), *columns], w, 1, device)
+    axes = [("o", found.period), ("part", parts), ("r", w.reps), *(columns if own & 12 else [])]
+    return main, *_summed(problem, axes, w, found.every, device)
 
 
 @_chained
 def tile_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    w = walk(problem)
-    taken = columns(w, device, 32, 64, 4, 3, 1, reduce=True, apply=problem.given, resident=problem.given)
+    w, nbytes = walk(problem), _nbytes(problem, 4096)
+    many = w.total * w.reps * w.run >= 2**27
+    taken = columns(w, device, Cut(32, 128, 4, 8 if many else 4, 3).on(device, nbytes), reduce=True, given=problem.given)
     axes = [("o", w.outer), ("part", taken.parts_r), ("s", w.sets), ("t", w.run)]
     if problem.given:
         return taken, *_summed(problem, axes, w, 1, device)
     between = _of_sets(axes, w, device)
     if 2 & _or(bits(problem, w)):
-        return (taken, *between, *across_tiles(problem, w, device, 32, 64, 1, 4, 4, 1, resident=False))
-    return (taken, *between, columns(w, device, 32, 64, 4, 8, 1, apply=True), *_summed(problem, axes, w, 1, device))
+        return (taken, *between, *across_tiles(problem, w, device, Cut(32, 64, 4, 4, 1).on(device, nbytes)))
+    applied = columns(w, device, Cut(32, 128, 8, 8 if many else 16, 3).on(device, nbytes // 2))
+    return (taken, *between, applied, *_summed(problem, axes, w, 1, device))
 
 
-def columns(w: Walk, device: Device, block_i: int, block_j: int, warps: int, programs: int, stages: int, **flags: bool) -> Pass:
-    """About so many programs for each multiprocessor, each with some rows of a block of columns."""
-    narrow = min(block_j, power_of_two(w.columns))
-    block_i, block_j = block_i * block_j // narrow, narrow
+def columns(w: Walk, device: Device, cut: Cut, reduce: bool = False, given: bool = False) -> Pass:
+    """Some rows of a block of columns for each program. Blocks are narrower where that leaves fewer columns empty, and higher."""
+    width = min((cut.block_j, cut.block_j // 2), key=lambda width: ceil(w.columns / width) * width)
+    block_j = min(width, power_of_two(w.columns))
+    block_i = cut.block_i * cut.block_j // block_j
     blocks = ceil(w.columns / block_j)
-    parts = ceil(programs * device.sms / (w.outer * blocks))
+    parts = ceil(cut.programs * device.sms / (w.outer * blocks))
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     return Pass(
-        TILE,
-        w,
-        w.outer * parts_r * blocks,
-        warps,
-        block_i,
-        block_j,
-        parts_r=parts_r,
-        chunk_r=chunk_r,
-        chunk_t=blocks,
-        stages=stages,
-        **flags,
+        *(TILE, w, w.outer * parts_r * blocks, cut.warps, block_i, block_j, 1, 0, given, reduce, given or not reduce),
+        *(parts_r, 1, chunk_r, blocks, cut.stages),
     )
 
 
 @_chained
 def apply(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
+    """Given statistics: dx and the sums over parameters at once."""
     w = walk(problem, cut=True)
     if not 8 & _or(bits(problem, w)) and w.run > 1:
         return rows_of_sets(problem, w, device)

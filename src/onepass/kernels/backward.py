@@ -102,7 +102,6 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
             "ACROSS": found is not None,
             "BY_SET": found is not None and found.by_set,
             "BLOCKS": step.parts_t if step.resident else 1,
-            "CHUNKED": step.chunk_r > 1,
             "WIDE": wide(step),
             "FLAT": flat,
         },
@@ -127,7 +126,7 @@ def _sums(step: Sums, problem: NormProblem, needs: Needs) -> Kernel:
         targets = [getattr(problem, name) if getattr(needs, name) else None for name in _names(step)]
     sources = [torch.float32 if target else None for target in targets]
     kept = step.sizes[1] * step.sizes[3]
-    pointers = dict(zip(("cells1", "cells2", "sum1", "sum2"), (*sources, *targets)))
+    pointers: dict[str, torch.dtype | None] = dict(zip(("cells1", "cells2", "sum1", "sum2"), (*sources, *targets)))
     scalars = {
         **dict(zip(("across", "kept1", "between", "kept2", "within"), step.sizes)),
         **{"to1": step.to[0], "to2": step.to[1], "kept": kept, "reduced": step.cells // kept},
@@ -179,7 +178,7 @@ class _Run:
         if self.buffers:
             t |= dict(zip(self.buffers, x.new_empty((len(self.buffers), self.size), dtype=torch.float32).unbind()))
         grads = {name: torch.empty(t[name].shape, dtype=t[name].dtype, device=x.device) for name in self._parameters(t)}
-        weights: tuple[Tensor | None, Tensor | None] = (None, None)
+        weights: Sequence[Tensor | None] = (None, None)
         with current(x.device) as stream:
             for step, kernel in self.steps:
                 if isinstance(step, Sums):
@@ -189,15 +188,15 @@ class _Run:
                     kernel(stream, dict(zip(("cells1", "cells2", "sum1", "sum2"), (*cells, *sums))))
                     continue
                 if mixed is not None and step.apply:
-                    c1, c2, *weights = self._mixed(mixed, t)  # pyright: ignore[reportAssignmentType]
+                    c1, c2, *weights = self._mixed(mixed, t)
                     t |= {"c1": c1, "c2": c2}
                 own = {f"d{name}": t.get(f"{name} cells") for name in (*_PARAMS, *_SAMPLES)}
                 if self.parted and not step.apply:
                     own |= {name: t[f"{name} cells"] for name in _SETS}
                 kernel(stream, t | own)
             if mixed is not None and not needs.x and (needs.mean_weight or needs.var_weight):
-                _, _, *weights = self._mixed(mixed, t)  # pyright: ignore[reportAssignmentType]
-        return Gradients(t["dx"], *(grads.get(name) for name in (*_PARAMS, *_SAMPLES)), *weights)
+                _, _, *weights = self._mixed(mixed, t)
+        return Gradients(t["dx"], *[grads.get(name) for name in (*_PARAMS, *_SAMPLES)], *weights)  # pyright: ignore[reportCallIssue]
 
     def _parameters(self, t: dict[str, Any]) -> list[str]:
         return [name for name in (*_PARAMS, *_SAMPLES) if getattr(self.needs, name)]

@@ -19,7 +19,7 @@ def row_backward(
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
-    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr,
     WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr,
     STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
@@ -30,8 +30,8 @@ def row_backward(
     pid = program(not REDUCE, WIDE, LEADS, FOLLOWS)
     if ACROSS:
         _across(
-            tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, (every, period, members), parts_r, parts_t, chunk_r,
-            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, BLOCKS, CHUNKED, BLOCK_I, BLOCK_J, TAIL, STAGES,
+            tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, (every, period, members), parts_r, parts_t,
+            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, BLOCKS, BLOCK_I, BLOCK_J, TAIL, STAGES,
         )  # fmt: skip
     elif FLAT:
         _sets(
@@ -67,9 +67,9 @@ def load(tensors, x_at, y_at, mask):
 
 @triton.jit
 def _across(
-    tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, pattern, parts_r, parts_t, chunk_r,
+    tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, pattern, parts_r, parts_t,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sets of one run, BLOCK_I at a time, of one segment. RESIDENT: whole runs, so that their sums are at hand; else a block of each."""
@@ -78,10 +78,6 @@ def _across(
     _, _, dsum_ptr, dx_ptr = tensors
     segment, part = pid // (parts_r * parts_t), pid % (parts_r * parts_t)
     members = pattern[2]
-    start, end, stride = part // parts_t * BLOCK_I, members, parts_r * BLOCK_I
-    if CHUNKED:
-        start, stride = part // parts_t * chunk_r, BLOCK_I
-        end = tl.minimum(start + chunk_r, members)
     i, j = tl.arange(0, BLOCK_I)[:, None], part % parts_t * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     inside = j < run
     first_o, first_s = member(0, segment, sets, pattern, BY_SET)
@@ -95,11 +91,11 @@ def _across(
             1.0, operands, maps, (first_o, 0, first_s, j_tail), None, inside_tail, OFFSET, PARAM, MODULATION, 0, 8
         )
         a_tail, b_tail = tl.zeros((BLOCK_I, TAIL), tl.float32), tl.zeros((BLOCK_I, TAIL), tl.float32)
-    for q0 in tl.range(start, end, stride, num_stages=STAGES):
+    for q0 in tl.range(part // parts_t * BLOCK_I, members, parts_r * BLOCK_I, num_stages=STAGES):
         q = q0 + i
-        if not RESIDENT and not CHUNKED:
+        if not RESIDENT:
             q = (members - 1) // BLOCK_I * BLOCK_I - q0 + i  # backwards: what was read last is still in the cache
-        here = q < end
+        here = q < members
         o, s = member(q, segment, sets, pattern, BY_SET)
         set_ = o.to(tl.int64) * sets + s
         x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
@@ -186,7 +182,7 @@ def _sets(
         mask = here & (t < end)
         factor, term = line(1.0, operands, maps, (o, 0, s, t), here, t < end, OFFSET, PARAM, MODULATION, 5, 8)
         x, dy = load(tensors, x_at + t, y_at + t, mask)
-        x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION, FROM_Y)
+        x_hat, _dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION, FROM_Y)
         sum1 += wdy
         sum2 += wdy * x_hat
     at = set_.to(tl.int64) * parts_t + part

@@ -19,8 +19,8 @@ def tile_backward(
     p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr, ACROSS: tl.constexpr,
-    BY_SET: tl.constexpr, BLOCKS: tl.constexpr, CHUNKED: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr,
     TAIL: tl.constexpr, STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the row walk's. FLAT: columns are contiguous, in x and in y. There are chunk_t blocks of columns."""
@@ -32,7 +32,7 @@ def tile_backward(
     if ACROSS:
         _across(
             tensors, operands, statistics, sums, cells, count, pid, reps, sets, run, strides, maps, (every, period, members),
-            parts_r, parts_t, chunk_r, chunk_t, columns,
+            parts_r, parts_t, chunk_t, columns,
             PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, RESIDENT, FLAT, BLOCK_I, BLOCK_J, BLOCK_RUN, STAGES,
         )  # fmt: skip
     else:
@@ -45,7 +45,7 @@ def tile_backward(
 @triton.jit
 def _across(
     tensors, operands, statistics, sums, cells, count, pid, reps, sets, run, strides, maps, pattern,
-    parts_r, parts_t, chunk_r, chunk_t, columns,
+    parts_r, parts_t, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, RESIDENT: tl.constexpr, FLAT: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr,
@@ -67,14 +67,14 @@ def _across(
         first, blocks = part % parts_t % chunk_t, 1
     part = part // parts_t
     inside, wide = r < reps, r.to(tl.int64)
-    start = part * chunk_r
-    end = tl.minimum(start + chunk_r, pattern[2] * blocks)
+    members = pattern[2] * blocks
     first_o, _ = member(0, segment, 1, pattern, False)
     a, b = tl.zeros((BLOCK_I, BLOCK_J), tl.float32), tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
     if EACH and not OWN:
         factor, term = line(1.0, operands, maps, (first_o, r, 0, 0), inside, None, OFFSET, PARAM, MODULATION, 2, 0)
-    for m in tl.range(start, end, num_stages=STAGES):
-        o, zero = member(m // blocks, segment, 1, pattern, False)
+    for m0 in tl.range(part, members, parts_r, num_stages=STAGES):
+        m = m0 if RESIDENT else members - 1 - m0  # backwards: what was read last is still in the cache
+        o, _zero = member(m // blocks, segment, 1, pattern, False)
         column = (first + m % blocks) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
         if RESIDENT:
             s, t = column // BLOCK_RUN, column % BLOCK_RUN
