@@ -119,6 +119,18 @@ def test_what_is_saved(given):
     assert kept[3].shape == (6,)  # rstd, and no mean
 
 
+@pytest.mark.parametrize("save", ["x", "y"])
+def test_hooks_may_lay_out_anew(save):
+    """What a hook on saved tensors gives back, from another device for instance, may have other strides than what was saved."""
+    for x in (X.to(memory_format=torch.channels_last), X.transpose(0, 2)[..., ::2], X[:, :, :2], X[:1].expand_as(X)):
+        x, weight = x.detach().requires_grad_(), torch.randn(x.shape[1], requires_grad=True)
+        dy, groups = torch.randn(x.shape), 1 if x.shape[1] % 2 else 2
+        expected = torch.autograd.grad(O.group_norm(x, groups, weight, save=save), (x, weight), dy)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t):
+            y = O.group_norm(x, groups, weight, save=save)
+        assert_close(torch.autograd.grad(y, (x, weight), dy), expected)
+
+
 def test_a_module_saves_y_and_shows_it():
     make = {
         "LayerNorm": ((4,), {}),
@@ -144,17 +156,17 @@ def test_a_module_saves_y_and_shows_it():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_zero_weight_gives_nan(dtype, family, routed):
     """Nothing is known of x there: its gradients are NaN, as are those of the set that needs it. All others are as ever."""
-    x, weight, bias = (t.detach() for t in _operands())  # parameters stay float32: y is rounded away from the bias
-    weight[3] = 0
+    x, _, bias = (t.detach() for t in _operands())  # parameters stay float32: y is rounded away from the bias
+    weight = torch.tensor([1.0, -2.0, 0.5, 0.0, 1.5, -1.0])  # the others well away from zero
     operands = [t.requires_grad_() for t in (x.to(dtype), weight, bias)]
-    grads = {}
+    grads, dy = {}, X.to(dtype).abs()  # of one sign, so that an infinite x_hat would leave dweight infinite
     for save in ("x", "y"):
         with onepass.force(family):
             if routed:
                 with _Watch():
-                    grads[save] = torch.autograd.grad(_norm(*operands, save=save), operands, X.to(dtype))
+                    grads[save] = torch.autograd.grad(_norm(*operands, save=save), operands, dy)
             else:
-                grads[save] = torch.autograd.grad(_norm(*operands, save=save), operands, X.to(dtype))
+                grads[save] = torch.autograd.grad(_norm(*operands, save=save), operands, dy)
     dx, dweight, dbias = grads["y"]
     assert dx[:, 2:4].isnan().all() and dweight[3].isnan()  # the second group, and the channel
     sound = [True, True, True, False, True, True]

@@ -237,6 +237,8 @@ class _Norm(torch.autograd.Function):
         grads = Gradients(dsum)
         if dy is not None:
             way = _route_back(dy, x, weight)
+            if way is DIRECT and x.stride() != (problem.y_stride if problem.from_y else problem.stride):
+                way = OP  # a hook on saved tensors has laid it out anew, and the op binds what it is given
             if way is DIRECT:
                 grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
             else:
