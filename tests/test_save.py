@@ -66,7 +66,8 @@ def test_gradients_keep_the_predicted_error(op, layout):
     which += [replace(base, rank=3, granularity=g) for g in ("channel", "global")] if op == "layer_norm" else []
     cells = list(verify.verify(which))
     assert [cell for cell in cells if not cell.ok] == []
-    assert {cell.family for cell in cells if cell.backward is not None} >= {"formula", "reference"}
+    ran = {cell.family for cell in cells if cell.backward is not None}
+    assert ran == ({"reference"} if (op, layout) == ("group_norm", "reversed") else {"formula", "reference"})  # that one has no view
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
