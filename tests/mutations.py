@@ -27,6 +27,7 @@ VIEW = "tests/test_view.py -k the_table or every_norm"
 CASES = "tests/test_numerics.py -k every_case and float32"
 MODULATED = "tests/test_numerics.py -k every_case and modulated and float32"
 MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
+SAVED = "tests/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/test_numerics.py -k blocks"
 KERNELS = "tests/test_kernels.py -k within_the_budget and "  # these run by Triton's interpreter
 
@@ -57,6 +58,9 @@ MUTATIONS = [
     Mutation("modulation the same for every sample", "spec.py", "_strides(named, self.modulated)", "_strides(named, self.modulated[1:])", MODULATED, True),
     Mutation("scale without the one", "cpu/formula.py", "extras.scale, self.acc, 1.0)", "extras.scale, self.acc, 0.0)", MODULATED),
     Mutation("an activation's gradient at u, not z", "reference.py", "(dy, affine(u, self.gain, self.shift)) if", "(dy, u) if", MODULATED),
+    Mutation("the shift not taken off again", "reference.py", "affine_inverse(y, self.gain, self.shift)", "affine_inverse(y, self.gain, None)", SAVED),
+    Mutation("y read as if laid out like x", "problem.py", 'return replace(self, x=self.y, stride=self.y_stride, copied="")', "return self", SAVED),
+    Mutation("y divided by a zero weight", "reference.py", "weight.masked_fill(weight == 0, torch.nan)", "weight", "tests/test_save.py -k zero_weight"),
     Mutation("an offset forgotten", "cpu/formula.py", "self.acc, self.problem.spec.weight_offset)", "self.acc)", "tests/test_numerics.py -k every_case and offset"),
     Mutation("the gradient of the sum dropped", "cpu/formula.py", "dx_ if dsum_all is None else dx_ + _at(dsum_all, part)", "dx_",
              "tests/test_numerics.py -k every_case and add_"),

@@ -1,4 +1,4 @@
-"""Every validation of the extras: activation, weight_offset, channel_dim, modulation, residual, out, and the plain operator.
+"""Every validation of the extras: activation, save, weight_offset, channel_dim, modulation, residual, out, and the plain operator.
 
 Messages as in `check.py`: torch's phrase where torch has one, then what was found, what was expected and the likely fix.
 """
@@ -22,6 +22,18 @@ def activation(name: str | None) -> str:
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
     return known[name]
+
+
+def from_y(save: str, activation: str | None) -> bool:
+    """Whether y is saved for the backward in the place of x."""
+    if not isinstance(save, str) or save not in ("x", "y"):
+        raise ValueError(f'save={save!r} is unknown; expected "x", the input, or "y", the output, to be kept for the backward')
+    if save == "y" and activation is not None:
+        raise ValueError(
+            f'save="y" was given with activation={activation!r}, through which there is no way back from output to input; expected no '
+            'activation: apply it to the output, or leave save at "x"'
+        )
+    return save == "y"
 
 
 def weight_offset(weight: Tensor | None, offset: float) -> None:

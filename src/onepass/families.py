@@ -97,6 +97,8 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
         reasons.append("torch has no CPU kernel for the backward of rows without a mean")
     if direction == BACKWARD and variant == "given":
         reasons.append("torch's backward by given statistics needs the variance, and rstd is what is saved")
+    if direction == BACKWARD and problem.from_y:
+        reasons.append("torch's backward takes x, and y is what is saved")
     return reasons
 
 

@@ -8,6 +8,11 @@ Every norm takes these beside torch's arguments:
 - `modulate=(scale, shift)`: y = affine(x_hat)·(1 + scale) + shift with a scale and shift per sample and channel, both (N, C), either None;
 - `return_stats=True`: `Stats(output, mean, rstd)` instead of the output; the statistics are float32 (float64 for float64) constants;
 - `out`: a tensor for the output, where no gradient is needed; it may be the input itself.
+
+All but switchable_norm and the add_ functions also take
+
+- `save`: "x", or "y" to keep the output instead of the input for the backward, where the output lives on anyway. Without activation; where
+  weight or 1 + scale is zero, gradients that need the input are NaN; the backward cannot be differentiated again.
 """
 
 from __future__ import annotations
@@ -53,6 +58,7 @@ def layer_norm(
     modulate: Modulation | None = None,
     weight_offset: float = 0.0,
     granularity: str = "element",
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -68,16 +74,18 @@ def layer_norm(
     shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("layer_norm", normalized_shape)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    args = shape, eps, granularity, weight_offset, activation, modulate is not None
+    args = shape, eps, granularity, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm, args, input, weight, bias)
     return _returned(_run(_layer_norm, args, input, weight, bias, modulate, -len(shape), out, stats=return_stats), return_stats)
 
 
-def _layer_norm(x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated):
+def _layer_norm(
+    x: Tensor, weight, bias, normalized_shape: tuple[int, ...], eps: float, granularity, weight_offset, activation, modulated, save="x"
+):
     check.layer_norm(x, normalized_shape, weight, bias, granularity)
     check_extras.weight_offset(weight, weight_offset)
-    clauses = {"weight_offset": weight_offset, "activation": check_extras.activation(activation)}
+    clauses = {"weight_offset": weight_offset, **_clauses(activation, save)}
     return spec.layer_norm(len(normalized_shape), eps, granularity, modulated, **clauses)
 
 
@@ -90,6 +98,7 @@ def rms_norm(
     activation: str | None = None,
     modulate: Modulation | None = None,
     weight_offset: float = 0.0,
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -100,18 +109,20 @@ def rms_norm(
     if type(input) is not Tensor and _overridden(input):
         return _defer(rms_norm, locals())
     shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("rms_norm", normalized_shape)
-    args = shape, eps, weight_offset, activation, modulate is not None
+    args = shape, eps, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return ops.norm(_rms_norm, args, input, weight)
     return _returned(_run(_rms_norm, args, input, weight, None, modulate, -len(shape), out, stats=return_stats), return_stats)
 
 
-def _rms_norm(x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated):
+def _rms_norm(
+    x: Tensor, weight, bias: None, normalized_shape: tuple[int, ...], eps: float | None, weight_offset, activation, modulated, save="x"
+):
     check.rms_norm(x, normalized_shape, weight)
     check_extras.weight_offset(weight, weight_offset)
     if eps is None:
         eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-    clauses = {"weight_offset": weight_offset, "activation": check_extras.activation(activation)}
+    clauses = {"weight_offset": weight_offset, **_clauses(activation, save)}
     return spec.rms_norm(len(normalized_shape), eps, modulated, **clauses)
 
 
@@ -125,6 +136,7 @@ def group_norm(
     channel_dim: int = 1,
     activation: str | None = None,
     modulate: Modulation | None = None,
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -142,15 +154,15 @@ def group_norm(
         channel_dim = check_extras.channel_dim(input, channel_dim)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    args = num_groups, eps, channel_dim, activation, modulate is not None
+    args = num_groups, eps, channel_dim, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return ops.norm(_group_norm, args, input, weight, bias)
     return _returned(_run(_group_norm, args, input, weight, bias, modulate, channel_dim, out, stats=return_stats), return_stats)
 
 
-def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated):
+def _group_norm(x: Tensor, weight, bias, num_groups: int, eps: float, channel_dim: int, activation, modulated, save="x"):
     check.group_norm(x, num_groups, weight, bias, channel_dim)
-    return spec.group_norm(num_groups, eps, channel_dim, modulated, activation=check_extras.activation(activation))
+    return spec.group_norm(num_groups, eps, channel_dim, modulated, **_clauses(activation, save))
 
 
 def layer_norm2d(
@@ -161,6 +173,7 @@ def layer_norm2d(
     *,
     activation: str | None = None,
     modulate: Modulation | None = None,
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -172,15 +185,15 @@ def layer_norm2d(
         return _defer(layer_norm2d, locals())
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
-    args = eps, activation, modulate is not None
+    args = eps, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return ops.norm(_layer_norm2d, args, input, weight, bias)
     return _returned(_run(_layer_norm2d, args, input, weight, bias, modulate, 1, out, stats=return_stats), return_stats)
 
 
-def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated):
+def _layer_norm2d(x: Tensor, weight, bias, eps: float, activation, modulated, save="x"):
     check.layer_norm2d(x, weight, bias)
-    return spec.layer_norm2d(eps, modulated, activation=check_extras.activation(activation))
+    return spec.layer_norm2d(eps, modulated, **_clauses(activation, save))
 
 
 def instance_norm(
@@ -196,6 +209,7 @@ def instance_norm(
     channel_dim: int = 1,
     activation: str | None = None,
     modulate: Modulation | None = None,
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -211,7 +225,7 @@ def instance_norm(
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
     check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, channel_dim)
-    args, running = (eps, channel_dim, activation, modulate is not None), (running_mean, running_var)
+    args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     if not use_input_stats:
         return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
     track = running_mean is not None
@@ -224,8 +238,8 @@ def instance_norm(
     return _returned(result, return_stats)
 
 
-def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
-    return spec.instance_norm(eps, channel_dim, modulated, activation=check_extras.activation(activation))
+def _instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated, save="x"):
+    return spec.instance_norm(eps, channel_dim, modulated, **_clauses(activation, save))
 
 
 def batch_norm(
@@ -241,6 +255,7 @@ def batch_norm(
     channel_dim: int = 1,
     activation: str | None = None,
     modulate: Modulation | None = None,
+    save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -259,7 +274,7 @@ def batch_norm(
     check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
-    args, running = (eps, channel_dim, activation, modulate is not None), (running_mean, running_var)
+    args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     if not training:
         return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
     track = running_mean is not None
@@ -271,8 +286,8 @@ def batch_norm(
     return _returned(result, return_stats)
 
 
-def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated):
-    return spec.batch_norm(eps, channel_dim, modulated, activation=check_extras.activation(activation))
+def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated, save="x"):
+    return spec.batch_norm(eps, channel_dim, modulated, **_clauses(activation, save))
 
 
 def switchable_norm(
@@ -448,6 +463,10 @@ _layer_norm_out_op = torch.library.custom_op("onepass::layer_norm_out", _rows_in
 @_layer_norm_out_op.register_fake
 def _(out, input, gamma, beta, num_tokens, hidden_size, epsilon) -> None:
     check_extras.rows(out, input, gamma, beta, num_tokens, hidden_size)
+
+
+def _clauses(activation: str | None, save: str) -> dict[str, Any]:
+    return {"activation": check_extras.activation(activation), "from_y": check_extras.from_y(save, activation)}
 
 
 def _overridden(input: Any) -> bool:

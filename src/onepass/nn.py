@@ -1,6 +1,7 @@
 """torch.nn's norms as subclasses: the same constructors, parameters, state_dicts and reprs, with onepass's forward. No maths here.
 
-Every module takes the keyword `activation`, and `modulate` in its call; those that torch fixes to (N, C, *) take `channel_dim=-1`.
+Every module takes the keyword `activation`, and `modulate` in its call; those that torch fixes to (N, C, *) take `channel_dim=-1`; all but
+SwitchableNorm take `save`.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ class _Extended(nn.Module):
     """
 
     activation: str | None = None
+    save: str = "x"
     channel_dim: int = 1
     weight_offset: float = 0.0
     granularity: str = "element"
 
     def _extend(self, **extras: Any) -> None:
         check_extras.activation(extras["activation"])
+        check_extras.from_y(extras.get("save", "x"), extras["activation"])
         check_extras.either_end(extras.get("channel_dim", 1))
         for name, value in extras.items():
             setattr(self, name, value)
 
     def extra_repr(self) -> str:
-        names = ("activation", "channel_dim", "weight_offset", "granularity")
+        names = ("activation", "save", "channel_dim", "weight_offset", "granularity")
         shown = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(_Extended, name)]
         return ", ".join(filter(None, [super().extra_repr(), *shown]))
 
@@ -68,11 +71,12 @@ class LayerNorm(_Extended, nn.LayerNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
         weight_offset: float = 0.0,
         granularity: str = "element",
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # pyright: ignore[reportArgumentType]
-        self._extend(activation=activation, weight_offset=weight_offset, granularity=granularity)
+        self._extend(activation=activation, save=save, weight_offset=weight_offset, granularity=granularity)
         shape = check.granular_shape(granularity, self.normalized_shape)
         for name, param in (("weight", self.weight), ("bias", self.bias)):
             if param is not None and param.shape != shape:
@@ -92,6 +96,7 @@ class LayerNorm(_Extended, nn.LayerNorm):
             self.eps,
             activation=self.activation,
             modulate=modulate,
+            save=self.save,
             weight_offset=self.weight_offset,
             granularity=self.granularity,
         )
@@ -112,10 +117,11 @@ class RMSNorm(_Extended, nn.RMSNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # pyright: ignore[reportArgumentType]
-        self._extend(activation=activation, weight_offset=weight_offset)
+        self._extend(activation=activation, save=save, weight_offset=weight_offset)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -124,7 +130,7 @@ class RMSNorm(_Extended, nn.RMSNorm):
 
     def forward(self, x: Tensor, modulate: Modulation | None = None) -> Tensor:
         extras: dict[str, Any] = {"activation": self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, **extras)
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **extras)
 
 
 class LayerNorm2d(_Extended, nn.LayerNorm):
@@ -143,13 +149,14 @@ class LayerNorm2d(_Extended, nn.LayerNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
     ) -> None:
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
-        self._extend(activation=activation)
+        self._extend(activation=activation, save=save)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         check.num_channels(input, self.normalized_shape[0])
-        return F.layer_norm2d(input, self.weight, self.bias, self.eps, activation=self.activation, modulate=modulate)
+        return F.layer_norm2d(input, self.weight, self.bias, self.eps, activation=self.activation, modulate=modulate, save=self.save)
 
 
 class _Channels(_Extended):
@@ -173,14 +180,15 @@ class GroupNorm(_Channels, nn.GroupNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
         channel_dim: int = 1,
         **newer: Any,  # what later versions of torch take
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
-        self._extend(activation=activation, channel_dim=channel_dim)
+        self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
-        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, **self._keywords(modulate))
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **self._keywords(modulate))
 
 
 class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
@@ -195,11 +203,12 @@ class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
         channel_dim: int = 1,
         **newer: Any,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
-        self._extend(activation=activation, channel_dim=channel_dim)
+        self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         self._check_input_dim(input)
@@ -211,7 +220,8 @@ class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
-        y = F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **self._keywords(modulate))
+        keywords = {"save": self.save, **self._keywords(modulate)}
+        y = F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
         if count is not None:
             count.add_(1)
         return y
@@ -250,11 +260,12 @@ class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
         dtype: Any = None,
         *,
         activation: str | None = None,
+        save: str = "x",
         channel_dim: int = 1,
         **newer: Any,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
-        self._extend(activation=activation, channel_dim=channel_dim)
+        self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None:
@@ -267,8 +278,8 @@ class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
     def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
         batch = self.training or not self.track_running_stats
-        running = self.running_mean, self.running_var
-        return F.instance_norm(input, *running, self.weight, self.bias, batch, momentum, self.eps, **self._keywords(modulate))
+        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._keywords(modulate)}
+        return F.instance_norm(input, *running, self.weight, self.bias, batch, momentum, self.eps, **keywords)
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):

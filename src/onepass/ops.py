@@ -82,8 +82,9 @@ class Ready:
 
     @cached_property
     def backward(self) -> Callable[..., Gradients]:
-        planned = plan(self.problem, self.device, BACKWARD, self.options)
-        return _module(planned).backward(planned, self.problem)
+        problem = self.problem.seen(BACKWARD)
+        planned = plan(problem, self.device, BACKWARD, self.options)
+        return _module(planned).backward(planned, problem)
 
 
 def _module(planned: Plan) -> Any:
@@ -207,19 +208,20 @@ def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track:
 
 
 class _Norm(torch.autograd.Function):
-    """Saves what was normalized (x, or its sum with the residual) and the statistics, nothing else of x's size."""
+    """Saves what was normalized (x, or its sum with the residual), or y in its place, and the statistics, nothing else of x's size."""
 
     @staticmethod
     def forward(ctx, ready: Ready, stats: bool, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
-        given, extras = ready.problem.given, Extras(*extras)
+        given, from_y, extras = ready.problem.given, ready.problem.from_y, Extras(*extras)
         result = ready.forward(x, weight, bias, mean, var, extras)
         ctx.ready, ctx.dtypes = ready, (x.dtype, None if extras.residual is None else extras.residual.dtype)
         ctx.set_materialize_grads(False)
         # Given statistics are running ones: training may go on before this backward comes.
-        mean = result.mean.clone() if given and result.mean is not None else result.mean
+        mean = None if from_y else result.mean.clone() if given and result.mean is not None else result.mean
         running = (None if t is None else t.clone() for t in extras[5:])
-        saved = x if result.sum is None else result.sum, weight, bias, mean, result.rstd, result.var if ready.problem.spec.mix else None
-        ctx.save_for_backward(*saved, *extras[1:5], *running)
+        normalized = result.y if from_y else x if result.sum is None else result.sum
+        var = result.var if ready.problem.spec.mix else None
+        ctx.save_for_backward(normalized, weight, bias, mean, result.rstd, var, *extras[1:5], *running)
         if not stats:
             return result.y, None, None, None, result.sum
         if given:  # not computed, and perhaps the operands themselves
@@ -235,6 +237,8 @@ class _Norm(torch.autograd.Function):
         grads = Gradients(dsum)
         if dy is not None:
             way = _route_back(dy, x, weight)
+            if way is DIRECT and x.stride() != (problem.y_stride if problem.from_y else problem.stride):
+                way = OP  # a hook on saved tensors has laid it out anew, and the op binds what it is given
             if way is DIRECT:
                 grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
             else:
@@ -280,7 +284,12 @@ def _backward(
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
     if way is REFERENCE:
-        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs, extras)
+        if spec.from_y and torch.is_grad_enabled():
+            raise RuntimeError(
+                'save="y" keeps the output for the backward, which cannot be differentiated again (create_graph=True) without the input: '
+                'leave save at "x"'
+            )
+        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs, extras, rstd if spec.from_y else None)
     wanted = _wanted(needs, x, weight, bias, extras)
     grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, wanted, var, *extras)
     return Gradients(*[grad if needed else None for grad, needed in zip(grads, wanted)])
@@ -370,7 +379,8 @@ def _norm_backward_op(
     running_mean: Tensor | None,
     running_var: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there."""
+    """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there; with `from_y`
+    among the words, x is y, and mean is not looked at."""
     extras = Extras(dsum, scale, shift, mean_weight, var_weight, running_mean, running_var)
     ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
     grads = ready.backward(dy, x, weight, bias, mean, rstd, needs, extras, var)
@@ -390,9 +400,9 @@ def _save(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps, weight_offset), var is not None
     ctx.dtypes = x.dtype, None if residual is None else residual.dtype
-    mean = mean if ctx.given else output[1] if ctx.spec.centered else None
-    total = x if residual is None else output[4]
-    ctx.save_for_backward(total, weight, bias, mean, output[2], output[3] if ctx.spec.mix else None, *extras)
+    mean = None if ctx.spec.from_y else mean if ctx.given else output[1] if ctx.spec.centered else None
+    normalized = output[0] if ctx.spec.from_y else x if residual is None else output[4]
+    ctx.save_for_backward(normalized, weight, bias, mean, output[2], output[3] if ctx.spec.mix else None, *extras)
 
 
 def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):

@@ -148,6 +148,8 @@ class Explanation:
         for chosen in (self.forward, self.backward):
             what = next(family.what for family in FAMILIES if family.name == chosen.family)
             parts.append((chosen.direction, f"{chosen}: {what}; at least {p.min_bytes(chosen.direction)} bytes ({_traffic(p, chosen)})"))
+            if p.from_y and chosen.direction == "backward":
+                parts.append(("", f'save="y": the forward keeps y in the place of x, and {_inverse(p)}'))
             parts += [("", f"launch {step}") for step in chosen.passes]
             parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._others(chosen))]
         return "\n".join(f"{title:9} {text}" for title, text in parts)
@@ -155,7 +157,7 @@ class Explanation:
     def _others(self, chosen: Plan) -> Iterator[tuple[str, str]]:
         for family in FAMILIES:
             if family.name != chosen.family:
-                reasons = family.unsupported(self.problem, self.device, chosen.direction)
+                reasons = family.unsupported(self.problem.seen(chosen.direction), self.device, chosen.direction)
                 yield family.name, "; ".join(reasons) or f"it could, but {chosen.family} {'is pinned' if self.pinned else 'comes first'}"
 
 
@@ -212,12 +214,23 @@ def _formula(p: NormProblem) -> str:
     return f"y = {p.spec.activation}({words})" if p.spec.activation else f"y = {words}"
 
 
+def _inverse(p: NormProblem) -> str:
+    """How x_hat comes from y."""
+    words = "(y - shift)" if p.shift else "y"
+    words += "/(1 + scale)" if p.scale else ""
+    words = f"({words} - bias)" if p.bias else words
+    if p.weight:
+        words += f"/(weight + {p.spec.weight_offset:g})" if p.spec.weight_offset else "/weight"
+    return f"x_hat = {words}"
+
+
 def _traffic(p: NormProblem, chosen: Plan) -> str:
     """What the bytes are."""
     if chosen.direction == "forward":
         moved = "x and residual read, sum and y written" if p.addends else "x read, y written"
     else:
-        moved = "the sum, dy and the sum's gradient read, dx written" if p.addends else "x and dy read, dx written"
+        moved = "the sum, dy and the sum's gradient" if p.addends else "y and dy" if p.from_y else "x and dy"
+        moved += " read, dx written"
     return f"{moved}, each parameter read, once"
 
 
@@ -232,10 +245,11 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
         (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a module may count its calls
     except Asked as asked:
         forward = plan(asked.problem, asked.device, "forward", options)
+        back = asked.problem.seen("backward")
         try:
-            backward = plan(asked.problem, asked.device, "backward", options)
+            backward = plan(back, asked.device, "backward", options)
         except CannotForce:  # a family may have a forward alone
-            backward = plan(asked.problem, asked.device, "backward")
+            backward = plan(back, asked.device, "backward")
         return Explanation(asked.problem, asked.device, forward, backward, options.family is not None)
     finally:
         current.reset(token)

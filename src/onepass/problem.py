@@ -6,7 +6,7 @@ Memory layout lives here and nowhere else. Nothing here touches data: `bind` rea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement, pairwise
 from math import prod
 from typing import NamedTuple
@@ -118,6 +118,17 @@ class NormProblem:
     def tail(self) -> bool:
         """Whether anything follows the affine step."""
         return self.scale is not None or self.shift is not None or bool(self.spec.activation)
+
+    @property
+    def from_y(self) -> bool:
+        """Whether the backward is handed y in the place of x."""
+        return self.spec.from_y
+
+    def seen(self, direction: str) -> NormProblem:
+        """The problem that is planned for a direction: in a backward that is handed y, x lies as y does."""
+        if direction == "forward" or not self.from_y:
+            return self
+        return replace(self, x=self.y, stride=self.y_stride, copied="")
 
     @property
     def param_size(self) -> int:

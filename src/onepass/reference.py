@@ -70,6 +70,13 @@ def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x_hat * weight if bias is None else torch.addcmul(bias, x_hat, weight)
 
 
+def affine_inverse(u: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x_hat = (u - bias)/weight, (5) undone; NaN where the weight is zero, since any x_hat has led there. (36)"""
+    u = u if bias is None else u - bias
+    # Not u/0, which is infinite where y was rounded away from the bias.
+    return u if weight is None else u / weight.masked_fill(weight == 0, torch.nan)
+
+
 _aten = torch.ops.aten
 
 
@@ -115,6 +122,10 @@ class Tail(NamedTuple):
             _ACTIVATIONS[self.activation].into(affine(u, self.gain, self.shift), out=y)
         else:
             y.copy_(self(u))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """u from y, where there is no activation. (36)"""
+        return affine_inverse(y, self.gain, self.shift)
 
     def back(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of z = u·gain + shift, which is taken from u again, and of u. (32), (33)"""
@@ -240,22 +251,28 @@ def backward(
     given: tuple[Tensor | None, Tensor] | None = None,
     needs: Sequence[bool] = (True,) * len(Needs._fields),
     extras: Extras = NONE,
+    saved: Tensor | None = None,
 ) -> Gradients:
     """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(35)
 
-    With a residual, x is the sum.
+    With a residual, x is the sum. If rstd is handed over as `saved`, x is y, and the gradients are right but not to be differentiated: they
+    do not show how y and rstd depend on x.
     """
     axes, needs = Axes(spec, x), Needs(*needs)
     x_, dy_ = axes.x(x), axes.x(dy)
-    if given is not None:
-        mean, rstd, mixed = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape), None
+    weight_, bias_, tail, mixed = axes.weight(weight), axes.bias(bias), axes.tail(extras), None
+    if saved is not None:
+        rstd, u = saved.to(axes.acc).reshape(axes.stat_shape), tail.inverse(x_)
+        x_hat = affine_inverse(u, weight_, bias_)
     else:
-        _, mean, var, mixed = _statistics(axes, x_, extras)
-        rstd = torch.rsqrt(var + spec.eps)
-    x_hat = normalize(x_, mean, rstd)
-    weight_ = axes.weight(weight)
-    u = affine(x_hat, weight_, axes.bias(bias))
-    dz, du = axes.tail(extras).back(dy_, u)
+        if given is not None:
+            mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
+        else:
+            _, mean, var, mixed = _statistics(axes, x_, extras)
+            rstd = torch.rsqrt(var + spec.eps)
+        x_hat = normalize(x_, mean, rstd)
+        u = affine(x_hat, weight_, bias_)
+    dz, du = tail.back(dy_, u)
     wdy = affine(du, weight_, None)
     c1 = average(wdy, axes.dims) if given is None and spec.centered else None  # (6)
     c2 = average(wdy * x_hat, axes.dims) if given is None else None  # (7)

@@ -50,6 +50,7 @@ class NormSpec:
     mix: str = ""
     weight_offset: float = 0.0  # added to the weight: 1 where the weight is stored as its distance from 1
     activation: str = ""  # applied last
+    from_y: bool = False  # the backward is handed y in the place of x, and takes x_hat from it
 
     def __post_init__(self) -> None:
         dims = _dims(self.axes)
@@ -67,6 +68,8 @@ class NormSpec:
             raise ValueError(f"mix={self.mix!r} needs centered=True: sets are taken together by their means")
         if self.activation and self.activation not in ACTIVATIONS:
             raise ValueError(f"activation={self.activation!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
+        if self.from_y and (self.activation or self.mix):
+            raise ValueError(f"from_y=True has no way back through activation={self.activation!r}, mix={self.mix!r}: expected neither")
         if len([name for name in names if name.startswith("*")]) > 1:
             raise ValueError(f"axes={self.axes!r} has several starred words: at most one can stand for the dimensions that are left")
         for dim in dims:
@@ -77,15 +80,15 @@ class NormSpec:
     def pack(self) -> tuple[str, list[int], float, float]:
         """The spec as plain values, numbers apart from words (under compile they may be symbols): how it travels through an op."""
         names = " ".join([name for name, _ in self.sizes])
-        centered = "centered" if self.centered else ""
-        words = " | ".join([self.axes, self.reduced, self.params, names, centered, self.modulated, self.mix, self.activation])
+        flags = "centered" if self.centered else "", "from_y" if self.from_y else ""
+        words = " | ".join([self.axes, self.reduced, self.params, names, self.modulated, self.mix, self.activation, *flags])
         return words, [size for _, size in self.sizes], self.eps, self.weight_offset
 
     @staticmethod
     def unpack(words: str, sizes: Sequence[int], eps: float, weight_offset: float) -> NormSpec:
-        axes, reduced, params, names, centered, modulated, mix, activation = [word.strip() for word in words.split("|")]
+        axes, reduced, params, names, modulated, mix, activation, centered, from_y = [word.strip() for word in words.split("|")]
         given = tuple(zip(names.split(), sizes))
-        return NormSpec(axes, reduced, params, given, eps, centered == "centered", modulated, mix, weight_offset, activation)
+        return NormSpec(axes, reduced, params, given, eps, bool(centered), modulated, mix, weight_offset, activation, bool(from_y))
 
     def factor(self, shape: Sequence[int]) -> tuple[Axis, ...]:
         """The axes of a tensor of this shape, in logical order."""

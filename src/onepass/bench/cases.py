@@ -45,6 +45,7 @@ class Case:
     granularity: str = "element"
     last: bool = False  # channel_dim=-1
     using_bn: bool = True
+    save: str = "x"
 
     @property
     def name(self) -> str:
@@ -62,6 +63,7 @@ class Case:
         words += [self.granularity] if self.granularity != "element" else []
         words += ["last"] if self.last else []
         words += ["no-bn"] if not self.using_bn else []
+        words += [f"save={self.save}"] if self.save != "x" else []
         return " ".join(words)
 
     @property
@@ -162,6 +164,8 @@ def bound(case: Case, t: Operands) -> Callable[[], Output]:
         keywords["granularity"] = case.granularity
     if case.last:
         keywords["channel_dim"] = -1
+    if case.save != "x":
+        keywords["save"] = case.save
     arguments = OPS[case.op].arguments(case, t)
     if t.residual is not None:
         return partial(getattr(functional, f"add_{case.op}"), t.x, t.residual, *arguments, **keywords)
@@ -185,7 +189,7 @@ def by_torch(case: Case, t: Operands) -> Output:
 
 
 def spec_of(case: Case) -> NormSpec:
-    return OPS[case.op].spec(case, activation=case.activation)
+    return OPS[case.op].spec(case, activation=case.activation, from_y=case.save == "y")
 
 
 def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, there: bool = False) -> Operands:
@@ -194,6 +198,7 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
     on_device = torch.Generator(device).manual_seed(generator.initial_seed())
     op, mixes = OPS[case.op], case.op == "switchable_norm"
     param_dtype = accumulator(dtype) if case.wide else dtype
+    spread = 0.5 if case.save == "x" else 0.2  # y is divided by weight and 1 + scale, so none is near zero
 
     def param(wanted: bool, around: float, size: float, shape: tuple[int, ...] = op.params(case)) -> Tensor | None:
         if not wanted:
@@ -212,12 +217,12 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
     x = normal() if there else _values(case, generator)
     return Operands(
         x=lay_out(x.to(dtype), case.layout, device),
-        weight=param(case.affine in ("both", "weight"), 1.0 - case.offset, 0.5),
+        weight=param(case.affine in ("both", "weight"), 1.0 - case.offset, spread),
         bias=param(case.affine in ("both", "bias") and op.has_bias, 0.0, 0.5),
         running_mean=mean,
         running_var=None if var is None else var.abs(),
         residual=None if residual is None else residual.to(dtype).to(device),
-        scale=param(case.modulate, 0.0, 0.5, per_sample),
+        scale=param(case.modulate, 0.0, spread, per_sample),
         shift=param(case.modulate, 0.0, 0.5, per_sample),
         mean_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
         var_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
@@ -362,6 +367,17 @@ CASES = [
     Case("batch_norm", (4, 7, 7, 6), last=True, running=True, activation="gelu_tanh", modulate=True),
     Case("batch_norm", (4, 6, 6), last=True, evaluate=True, activation="silu"),
     Case("layer_norm2d", (2, 24, 9, 5), activation="gelu", modulate=True, eps=1e-6),
+    Case("layer_norm", (33, 257), save="y"),
+    Case("layer_norm", (2, 3, 4, 64), "sliced", modulate=True, wide=True, offset=1.0, save="y"),
+    Case("layer_norm", (3, 6, 5, 8), "channels_last", rank=3, granularity="channel", affine="bias", save="y"),
+    Case("layer_norm", (0, 64), save="y"),
+    Case("rms_norm", (5, 11, 64), "strided", eps=1e-6, save="y"),
+    Case("group_norm", (2, 30, 7, 5), "channels_last", groups=3, modulate=True, save="y"),
+    Case("group_norm", (2, 32, 24, 24), groups=4, init="shifted", wide=True, save="y"),
+    Case("instance_norm", (3, 5, 14, 14), "transposed", running=True, save="y"),
+    Case("batch_norm", (4, 20, 14, 14), "channels_last", running=True, wide=True, save="y"),
+    Case("batch_norm", (4, 6, 9, 9), "sliced", evaluate=True, modulate=True, save="y"),
+    Case("layer_norm2d", (2, 24, 9, 5), affine="weight", eps=1e-6, save="y"),
     Case("switchable_norm", (4, 6, 5, 7), running=True),
     Case("switchable_norm", (4, 6, 5, 7), "channels_last", running=True, activation="relu", wide=True),
     Case("switchable_norm", (4, 5, 7, 6), last=True, modulate=True, activation="silu"),

@@ -2,7 +2,7 @@
 
 `reference` is the definition as we read it, `composed` the same in torch's operations, one after the other. The budget of an element is
 half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in
-docs/theory.md.
+docs/theory.md, and (36)-(38) on top where x_hat comes from y.
 """
 
 from __future__ import annotations
@@ -179,6 +179,14 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
     spread = 0 if given[1] is not None else average(wdy * size, axes.dims)
     dx = rstd * (wdy + spread * size)  # (17)
     dmean_weight = dvar_weight = None
+    x_hat_off = u_back_off = torch.zeros_like(z)  # beyond what is in eps
+    if spec.from_y:
+        y_off = z_off + half_ulp(z, dtypes[0])
+        u_back_off, x_hat_off = (_over(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
+        if given[1] is None:
+            exact_wdy = reference.affine(reference.affine(dy_, tail.gain, None), axes.weight(t.weight), None)
+            c2 = average(exact_wdy * x_hat, axes.dims).abs()
+            dx = dx + rstd * (x_hat_off * c2 + (x_hat.abs() + x_hat_off) * average(exact_wdy.abs() * x_hat_off, axes.dims))  # (37)
     if t.mean_weight is not None and t.var_weight is not None:
         dx, mean_off, var_off = _mixed(axes, x_, result, mix, wdy, size)
         dmean_weight, dvar_weight = mean_off.expand_as(t.mean_weight), var_off.expand_as(t.var_weight)
@@ -201,10 +209,10 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
         running_mean=running(t.running_mean, value.running_mean, plain * x_.abs()),
         running_var=running(t.running_var, value.running_var, eps * (x_ if mean is None else x_ - mean).square()),
         dx=dx.reshape(t.x.shape),
-        dweight=total(axes.params, (eps * du + du_off) * size, t.weight),  # (18)
+        dweight=total(axes.params, (eps * du + du_off) * size + du * x_hat_off, t.weight),  # (18), (38)
         dbias=total(axes.params, plain * du + du_off, t.bias),  # (19)
         dresidual=dx.reshape(t.x.shape),
-        dscale=total(axes.modulation, dz * u_off + (dz_off + plain * dz) * u.abs(), t.scale),
+        dscale=total(axes.modulation, dz * (u_off + u_back_off) + (dz_off + plain * dz) * u.abs(), t.scale),
         dshift=total(axes.modulation, plain * dz + dz_off, t.shift),
         dmean_weight=dmean_weight,
         dvar_weight=dvar_weight,
@@ -225,6 +233,13 @@ def _mixed(axes: reference.Axes, x: Tensor, result: reference.Result, mix: Extra
         mean, var = torch.maximum(mean, mix.running_mean.abs().max()), torch.maximum(var, mix.running_var.max())
     terms = (wdy * size).sum()
     return dx, 2 * terms * rstd.max() * (1 + mean), 2 * terms * rstd.max().square() * var
+
+
+def _over(off: Tensor, *factors: Tensor | None) -> Tensor:
+    """What an error becomes where factors are divided out."""
+    for factor in factors:
+        off = off if factor is None else off / factor
+    return off
 
 
 def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:

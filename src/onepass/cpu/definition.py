@@ -25,8 +25,8 @@ def backward(plan: Plan, problem: NormProblem):
     def launch(
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean, rstd, needs, extras: Extras = NONE, var=None
     ) -> Gradients:
-        given = (mean, rstd) if problem.given else None
-        grads = reference.backward(problem.spec, dy, x, weight, bias, given, needs, extras)
+        given, saved = (mean, rstd) if problem.given else None, rstd if problem.from_y else None
+        grads = reference.backward(problem.spec, dy, x, weight, bias, given, needs, extras, saved)
         return grads if grads.dx is None else grads._replace(dx=torch.empty_like(x).copy_(grads.dx))
 
     return launch

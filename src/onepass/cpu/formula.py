@@ -17,7 +17,7 @@ from torch import Tensor
 from ..moments import Mix, Moments, merge, moments, total
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, View, contiguous_stride, laid_out
-from ..reference import Gradients, Needs, Result, Tail, affine, input_gradient, mix, normalize
+from ..reference import Gradients, Needs, Result, Tail, affine, affine_inverse, input_gradient, mix, normalize
 
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
@@ -245,15 +245,16 @@ def backward(plan: Plan, problem: NormProblem):
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
 
         def load(part: Block) -> tuple[Tensor, ...]:
-            """x_hat; u, or x_hat itself where nothing follows the affine step; the gradients of z, u and x_hat."""
-            x_ = _at(x_all, part).to(frame.acc)
-            x_hat = frame.centered(x_, _maybe(mean_all, part)) * frame.spread(_at(rstd_all, part), x_)
-            dy_ = _at(dy_all, part).to(frame.acc)
-            w_ = _maybe(w_all, part)
-            u, dz, du = x_hat, dy_, dy_
-            if problem.tail:
-                u = affine(x_hat, w_, _maybe(b_all, part))
-                dz, du = _tail_at(tail_all, part).back(dy_, u)
+            """x_hat; u, or anything where nothing follows the affine step; the gradients of z, u and x_hat."""
+            x_, dy_ = (_at(t, part).to(frame.acc) for t in (x_all, dy_all))
+            w_, b_, tail = _maybe(w_all, part), _maybe(b_all, part), _tail_at(tail_all, part)
+            if problem.from_y:
+                u = tail.inverse(x_)
+                x_hat = affine_inverse(u, w_, b_)
+            else:
+                x_hat = frame.centered(x_, _maybe(mean_all, part)) * frame.spread(_at(rstd_all, part), x_)
+                u = affine(x_hat, w_, b_) if problem.tail else x_hat
+            dz, du = tail.back(dy_, u) if problem.tail else (dy_, dy_)
             return x_hat, u, dz, du, affine(du, w_, None)
 
         def reduce_(parts: Sequence[Block]) -> tuple[Tensor, ...] | None:
