@@ -168,19 +168,146 @@ def test_parameters_that_are_not_contiguous():
     torch.testing.assert_close(y, F.layer_norm(x, (256,), *params.T.contiguous()))
 
 
-def test_training_goes_on():
-    """The backward, by formulas on the GPU, of statistics that a kernel kept."""
-    x = torch.randn(4, 20, 16, 16, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
-    weight = torch.randn(20, device="cuda", requires_grad=True)
-    ours = torch.autograd.grad(O.group_norm(x, 4, weight).square().sum(), (x, weight))
-    exact = torch.autograd.grad(F.group_norm(x.double(), 4, weight.double()).square().sum(), (x, weight))
-    torch.testing.assert_close(ours, exact)
+BACKWARD = {  # a call for each family of the backward
+    "row": lambda x, w: O.layer_norm(x, x.shape[-1:], w[: x.shape[-1]], activation="silu"),
+    "row_reread": lambda x, w: O.group_norm(x, 4, w[:20], w[:20], activation="silu"),
+    "tile": lambda x, w: O.layer_norm2d(x, w[:20], w[:20], activation="relu"),
+    "tile_reread": lambda x, w: O.group_norm(x.to(memory_format=torch.channels_last), 4, w[:20], w[:20], activation="silu"),
+    "apply": lambda x, w: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device), w[:20], w[:20]),
+}
+
+
+def _leaves(dtype=torch.float16):
+    weight = torch.linspace(-1, 1, 20000, device="cuda").to(dtype)
+    return _input(dtype).requires_grad_(), weight.requires_grad_()
+
+
+def _gradients(call, x, weight):
+    return torch.autograd.grad(call(x, weight), (x, weight), torch.ones_like(x))
+
+
+@pytest.mark.parametrize("family", BACKWARD)
+def test_the_planner_picks_it_for_the_backward(family):
+    assert onepass.explain(BACKWARD[family], *_leaves()).backward.family == family
+
+
+@pytest.mark.parametrize("family", BACKWARD)
+def test_gradients_have_the_same_bits_twice(family):
+    leaves = _leaves()
+    first = _gradients(BACKWARD[family], *leaves)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(_gradients(BACKWARD[family], *leaves), first))
+
+
+@pytest.mark.parametrize("shape", [(1000, 64), (300, 4096), (200, 16384), (33, 40000)])
+def test_parameter_gradients_of_rows_have_the_same_bits_twice(shape):
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = torch.randn(2, shape[1], device="cuda").unbind()
+    weight, bias, dy = weight.requires_grad_(), bias.requires_grad_(), torch.randn_like(x)
+    runs = [torch.autograd.grad(O.layer_norm(x, shape[1:], weight, bias), (x, weight, bias), dy) for _ in range(3)]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0]))
+    exact = torch.autograd.grad(F.layer_norm(x.double(), shape[1:], weight.double(), bias.double()), (x, weight, bias), dy.double())
+    for ours, right in zip(runs[0], exact):
+        torch.testing.assert_close(ours.double(), right.double(), rtol=2**-7, atol=2**-7 * right.abs().max().item())
+
+
+def test_a_training_step_in_a_graph():
+    """Forward, backward and the optimizer, captured once and replayed: as the same steps without a graph."""
+
+    def model():
+        torch.manual_seed(0)
+        layers = [torch.nn.Conv2d(3, 32, 3), onepass.nn.GroupNorm(4, 32), onepass.nn.BatchNorm2d(32), torch.nn.Flatten(1)]
+        return torch.nn.Sequential(*layers, onepass.nn.LayerNorm(32 * 14 * 14), torch.nn.Linear(32 * 14 * 14, 8)).cuda()
+
+    x = torch.randn(16, 3, 16, 16, device="cuda")
+
+    def step(net, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+        net(x).square().mean().backward()
+        optimizer.step()
+
+    nets = model(), model()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in nets]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            for net, optimizer in zip(nets, optimizers):
+                step(net, optimizer)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(nets[1], optimizers[1])
+    for _ in range(3):
+        step(nets[0], optimizers[0])
+        graph.replay()
+    for ours, captured in zip(nets[0].state_dict().values(), nets[1].state_dict().values()):
+        torch.testing.assert_close(ours, captured)
+
+
+@pytest.mark.parametrize("family", BACKWARD)
+def test_compile_with_gradients(family):
+    """Without a graph break, and the same numbers."""
+    x, weight = _leaves(torch.float32)
+    call = torch.compile(lambda t, w: BACKWARD[family](t * 2, w) + 1, fullgraph=True)
+    expected = _gradients(lambda t, w: BACKWARD[family](t * 2, w) + 1, x, weight)
+    torch.testing.assert_close(_gradients(call, x, weight), expected)
+
+
+def test_the_backward_allocates_little():
+    """The gradients and the cells of the parameters', nothing else of x's size."""
+    x = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y, dy = O.layer_norm(x, (4096,), weight), torch.randn_like(x)
+    torch.autograd.grad(y, (x, weight), dy, retain_graph=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(y, (x, weight), dy)
+    assert torch.cuda.max_memory_allocated() - before < 1.2 * x.numel() * x.element_size()
+
+
+def test_double_backward_by_the_definition():
+    x = torch.randn(6, 40, device="cuda", requires_grad=True)
+    (dx,) = torch.autograd.grad(O.layer_norm(x, (40,)).square().sum() + O.layer_norm(x, (40,)).pow(3).sum(), x, create_graph=True)
+    (ours,) = torch.autograd.grad(dx.square().sum(), x)
+    wide = x.detach().double().requires_grad_()
+    y = F.layer_norm(wide, (40,))
+    (dwide,) = torch.autograd.grad(y.square().sum() + y.pow(3).sum(), wide, create_graph=True)
+    (exact,) = torch.autograd.grad(dwide.square().sum(), wide)
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-3, atol=1e-3)
 
 
 def test_compile():
     x = torch.randn(4, 20, 16, 16, device="cuda").to(memory_format=torch.channels_last)
     function = torch.compile(lambda t: O.group_norm(t * 2, 4, activation="silu") + 1, fullgraph=True)
     torch.testing.assert_close(function(x), F.silu(F.group_norm(x * 2, 4)) + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["row", "row_reread", "tile_reread"])
+def test_gradients_of_more_than_2_31_elements(family):
+    shape = {"row": (2**21 + 1, 1024), "row_reread": (3, 2**30 - 8), "tile_reread": (3, 8, 2**14, 5462)}[family]
+    x = torch.empty(shape, dtype=torch.float16, device="cuda").normal_()
+    x = (x.to(memory_format=torch.channels_last) if family == "tile_reread" else x).requires_grad_()
+    dy = torch.empty_like(x).normal_()
+    y = O.group_norm(x, 2) if family == "tile_reread" else O.rms_norm(x, shape[-1:], eps=1e-5)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    del y
+    with torch.no_grad():
+        for part in (slice(0, 1), slice(len(x) - 1, len(x))):
+            v, d = x[part].float(), dy[part].float()
+            dims = (2, 3) if family == "tile_reread" else -1
+            if family == "tile_reread":
+                v, d = v.unflatten(1, (2, 4)), d.unflatten(1, (2, 4))
+                dims = (2, 3, 4)
+                v = v - v.mean(dims, keepdim=True)
+            rstd = v.square().mean(dims, keepdim=True).add(1e-5).rsqrt()
+            v *= rstd
+            c1 = d.mean(dims, keepdim=True) if family == "tile_reread" else 0
+            expected = (d - c1 - v * (d * v).mean(dims, keepdim=True)) * rstd
+            tail = slice(-(2**20), None)
+            torch.testing.assert_close(dx[part].float().flatten()[tail], expected.flatten()[tail], rtol=2**-9, atol=2**-9)
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
     dmean_weight = dvar_weight = None
     x_hat_off = u_back_off = torch.zeros_like(z)  # beyond what is in eps
     if spec.from_y:
-        y_off = z_off + half_ulp(z, dtypes[0])
+        y_off = z_off + half_ulp(z, dtype)
         u_back_off, x_hat_off = (_over(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
         if given[1] is None:
             exact_wdy = reference.affine(reference.affine(dy_, tail.gain, None), axes.weight(t.weight), None)

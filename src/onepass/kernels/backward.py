@@ -84,7 +84,7 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
     pointers = {
         **{"x": dtype, "dy": dtype, "dsum": dtype if dsum and dx else None, "dx": dtype if dx else None},
         **{name: getattr(problem, name) for name in (*_PARAMS, *_SAMPLES)},
-        **{"mean": fp32 if spec.centered and not _from_y(problem) else None, "rstd": fp32},
+        **{"mean": fp32 if spec.centered and not problem.from_y else None, "rstd": fp32},
         **{"c1": fp32 if hands_on and spec.centered else None, "c2": fp32 if hands_on else None},
         **{f"d{name}": fp32 if writes and getattr(needs, name) else None for name in (*_PARAMS, *_SAMPLES)},
     }
@@ -96,7 +96,7 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
     }
     constants = {
         **{"PARAM": param, "MODULATION": modulation, "OFFSET": float(spec.weight_offset), "ACTIVATION": spec.activation},
-        **{"FROM_Y": _from_y(problem), "CENTERED": spec.centered, "GIVEN": problem.given},
+        **{"FROM_Y": problem.from_y, "CENTERED": spec.centered, "GIVEN": problem.given},
         **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
         **{
             "ACROSS": found is not None,
@@ -109,10 +109,6 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }
     return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w))
-
-
-def _from_y(problem: NormProblem) -> bool:
-    return getattr(problem, "from_y", False)
 
 
 def _names(step: Sums) -> tuple[str, str]:

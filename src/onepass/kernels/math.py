@@ -209,8 +209,8 @@ def activate_back(dy, z, ACTIVATION: tl.constexpr):
 def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr):
     """x_hat, and the gradients of z = x_hat·factor + term and of x_hat. (4), (32), (33)"""
     x, dy = x.to(tl.float32), dy.to(tl.float32)
-    if FROM_Y:
-        x_hat = tl.where(mask, (x - term) / factor, 0.0)
+    if FROM_Y:  # where the factor is 0, x_hat cannot be known
+        x_hat = tl.where(mask, tl.where(factor == 0, float("nan"), (x - term) / factor), 0.0)
     else:
         x_hat = (x - mean) * rstd
     dz = dy
