@@ -153,10 +153,10 @@ class Cut(NamedTuple):
     stages: int
 
     def on(self, device: Device, nbytes: int) -> Cut:
-        """As many stages as fit in shared memory, each of `nbytes`. Without them, more threads, each of which keeps less."""
+        """As many stages of `nbytes` as fit in shared memory for four programs; without any, more threads, each of which keeps less."""
         if not device.prefetches:
             return self._replace(warps=warps_for(4 * 32 * self.warps, device), stages=1)
-        return self._replace(stages=max(min(self.stages, 1 + device.shared // (nbytes * max(self.programs, 1))), 1))
+        return self._replace(stages=max(min(self.stages, 1 + device.shared // (nbytes * min(max(self.programs, 1), 4))), 1))
 
 
 def _nbytes(problem: NormProblem, elements: int, params: int = 0) -> int:
@@ -176,14 +176,14 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ..
     along = bool(8 & _or(bits(problem, w)))
     length, tail = head_and_tail(w.run) if along and w.run <= BLOCK else (power_of_two(w.run), 0)
     if tail:
-        block_i = 2 if length + tail <= 2304 else 1
-        warps = warps_for((length + tail) * block_i // 36, device)
-        cut = Cut(block_i, length, warps, max(8 // warps, 1), 3)
+        block_i = 2 if length == 1024 else 1
+        warps = min(max(length * block_i // 1024, 1), 8)
+        cut = Cut(block_i, length, warps, 8 // warps, 3)
     elif not along:
         block_i = max(1024 // length, 1)
         warps = min(max(length * block_i // 512, 1), 16)
-        cut = Cut(block_i, min(length, BLOCK), warps, max(8 // warps, 1), 3)
-    elif length <= 128:
+        cut = Cut(block_i, min(length, BLOCK), warps, max(16 // warps, 1), 3)
+    elif length <= 64:
         cut = Cut(2048 // length, length, 4, 4, 3)
     elif length <= 256:
         cut = Cut(1024 // length, length, 1, 8, 3)
@@ -193,8 +193,7 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ..
         cut = Cut(max(BLOCK // length, 1), min(length, BLOCK), 8, 1, 3)
     few = power_of_two(max(w.total // (cut.programs * device.sms), 1))  # few rows: some for each multiprocessor
     cut = cut._replace(block_i=min(cut.block_i, few))
-    others = max(w.run - cut.block_j - tail, 0)
-    cut = cut.on(device, _nbytes(problem, cut.block_i * (min(length, w.run) + tail), others))
+    cut = cut.on(device, _nbytes(problem, cut.block_i * (min(length, w.run) + tail)))
     return across_rows(problem, w, device, cut, tail)
 
 
@@ -203,14 +202,14 @@ def across_rows(problem: NormProblem, w: Walk, device: Device, cut: Cut, tail: i
     found = segments(problem, w)
     count = w.total // found.members
     blocks = 1 if tail else ceil(w.run / cut.block_j)
-    parts = min(max(cut.programs * device.sms // (count * blocks), 1), ceil(found.members / cut.block_i))
+    parts = min(max(round(cut.programs * device.sms / (count * blocks)), 1), ceil(found.members / cut.block_i))
     main = Pass(
         *(ROW, w, count * parts * blocks, cut.warps, cut.block_i, cut.block_j, 1, tail, resident, resident, True, parts, blocks),
         stages=cut.stages,
         across=found,
     )
     axes = [("o", found.period), ("s", w.sets if found.by_set else 1), ("part", parts)]
-    axes += [("t", w.run)] if 8 & _or(bits(problem, w)) else []
+    axes.append(("t", w.run) if 8 & _or(bits(problem, w)) else ("part", blocks))
     return main, *_summed(problem, axes, w, found.every, device)
 
 
@@ -221,7 +220,7 @@ def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[S
     if not 8 & _or(bits(problem, w)):
         return rows_of_sets(problem, w, device)
     w = walk(problem)
-    reduce = Cut(1, min(4096, power_of_two(w.run)), 8, 4, 3)
+    reduce = Cut(1, min(4096, power_of_two(w.run)), 8, 2, 3)
     apply = Cut(2, min(2048, power_of_two(w.run)), 4, 2, 3)
     taken = _sets(w, device, reduce.on(device, _nbytes(problem, 4096, 4096)))
     between = _of_sets([("o", w.outer), ("s", w.sets), ("part", taken.parts_t)], w, device)
@@ -318,15 +317,19 @@ def across_tiles(problem: NormProblem, w: Walk, device: Device, cut: Cut, block_
 @_chained
 def tile_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
     w, nbytes = walk(problem), _nbytes(problem, 4096)
-    many = w.total * w.reps * w.run >= 2**27
-    taken = columns(w, device, Cut(32, 128, 4, 8 if many else 4, 3).on(device, nbytes), reduce=True, given=problem.given)
+    size = w.total * w.reps * w.run
+    if size < 2**25:
+        reduce, apply = Cut(16, 128, 4, 2, 3), Cut(32, 64, 4, 4, 3)
+    else:
+        reduce, apply = Cut(32, 128, 4, 8 if size >= 2**27 else 2, 3), Cut(32, 128, 8, 8, 3)
+    taken = columns(w, device, reduce.on(device, nbytes), reduce=True, given=problem.given)
     axes = [("o", w.outer), ("part", taken.parts_r), ("s", w.sets), ("t", w.run)]
     if problem.given:
         return taken, *_summed(problem, axes, w, 1, device)
     between = _of_sets(axes, w, device)
     if 2 & _or(bits(problem, w)):
         return (taken, *between, *across_tiles(problem, w, device, Cut(32, 64, 4, 4, 1).on(device, nbytes)))
-    applied = columns(w, device, Cut(32, 128, 8, 8 if many else 16, 3).on(device, nbytes // 2))
+    applied = columns(w, device, apply.on(device, nbytes))
     return (taken, *between, applied, *_summed(problem, axes, w, 1, device))
 
 

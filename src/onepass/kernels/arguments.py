@@ -41,4 +41,6 @@ def _largest(p: ParamMap, w: Walk) -> int:
 
 def statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
     """A statistic, contiguous as (outer, sets)."""
-    return None if stat is None else laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)
+    if stat is None or (stat.dtype == torch.float32 and stat.stride() == problem.stat_stride and stat.shape == problem.stat_shape):
+        return stat
+    return laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from ..reference import Gradients, Needs, mix
 from ..tiling import ROW, TILE, Pass
 from ..tiling_backward import Step, Sums, bits
 from .arguments import numbers, statistic, wide, wide_parameters
-from .launch import Kernel, current, dense
+from .launch import ALIGNED, INTERPRETED, Kernel, Stream, current, dense
 from .row_backward import row_backward
 from .sums import add_up
 from .tile_backward import tile_backward
@@ -101,7 +101,7 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{
             "ACROSS": found is not None,
             "BY_SET": found is not None and found.by_set,
-            "BLOCKS": step.parts_t if step.resident else 1,
+            "TWO": step.resident and step.parts_t == 2,
             "WIDE": wide(step),
             "FLAT": flat,
         },
@@ -137,71 +137,102 @@ def _sums(step: Sums, problem: NormProblem, needs: Needs) -> Kernel:
     return Kernel(add_up, step.programs, step.warps, pointers, scalars, constants)
 
 
+_GIVEN = ("x", "dy", "dsum", *_PARAMS, *_SAMPLES, "mean", "rstd")  # what comes from outside
+_GRADIENTS = ("dx", *(f"d{name}" for name in (*_PARAMS, *_SAMPLES)))
+
+
 class _Run:
-    """The backward of a plan for gradients that are wanted. Beside those, it allocates cells."""
+    """The backward of a plan for the gradients that are wanted. Beside those, it allocates one buffer, for cells and sums.
+
+    Every launch knows at which places of a list its operands are: those from outside, the gradients, and the buffer's parts.
+    """
 
     def __init__(self, plan: Plan, problem: NormProblem, needs: Needs, dsum: bool) -> None:
         there = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, problem.spec.mix, problem.spec.mix)
-        needs = Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
-        self.problem, self.needs = problem, needs
-        self.steps = kernels(plan, problem, needs, dsum)
-        sums = [step for step, _ in self.steps if isinstance(step, Sums)]
-        total = prod(problem.stat_shape)
-        self.parted = any(step.what == "sets" for step in sums)  # c1 and c2 are first left in parts
-        self.buffers: dict[str, int] = {}  # by name, in elements
-        for step in sums:
-            names = _names(step) if step.what == "sets" else [name for name in _names(step) if getattr(needs, name)]
-            self.buffers |= {f"{name} cells": step.cells for name in names}
-        if any(isinstance(step, Pass) and step.reduce != step.apply for step, _ in self.steps):
-            self.buffers |= dict.fromkeys(_SETS, total)
-        self.size = -(-max(self.buffers.values(), default=0) // 4) * 4  # each aligned
+        self.problem, self.needs = problem, Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
+        steps = kernels(plan, problem, self.needs, dsum)
+        self.total = prod(problem.stat_shape)
+        parts: dict[str, int] = {}  # of the buffer, with their sizes
+        self.launches: list[tuple[Kernel, list[str], bool]] = []
+        parted = any(isinstance(step, Sums) and step.what == "sets" for step, _ in steps)  # c1 and c2 are first left in parts
+        for step, kernel in steps:
+            if isinstance(step, Sums):
+                names = _names(step)
+                parts |= {f"{name} cells": step.cells for name in names}
+                sums = names if step.what == "sets" else [f"d{name}" for name in names]
+                self.launches.append((kernel, [*(f"{name} cells" for name in names), *sums], False))
+                continue
+            called = {f"d{name}": f"{name} cells" for name in (*_PARAMS, *_SAMPLES)}
+            called |= {name: f"{name} cells" for name in _SETS} if parted and not step.apply else {}
+            self.launches.append((kernel, [called.get(name, name) for name in kernel.pointers], step.apply))
+            parts |= dict.fromkeys(_SETS, self.total) if step.reduce != step.apply else {}
+        self.size = 0
+        self.parts: dict[str, tuple[int, int]] = {}  # first and last element
+        for name, size in parts.items():
+            self.parts[name] = self.size, self.size + size
+            self.size += -(-size // 4) * 4  # each aligned
+        order = {name: at for at, name in enumerate((*_GIVEN, *_GRADIENTS, *self.parts))}
+        self.places = [
+            [order[name] if dtype else -1 for name, dtype in zip(names, kernel.pointers.values())] for kernel, names, _ in self.launches
+        ]
 
     def __call__(self, dy: Tensor, x: Tensor, weight, bias, mean, rstd: Tensor, extras: Extras, var: Tensor | None) -> Gradients:
-        problem, needs = self.problem, self.needs
+        problem, needs, device = self.problem, self.needs, x.device
         if problem.copied:
             x = laid_out(x, problem.y_stride)
-        t: dict[str, Any] = {"x": x, "dy": laid_out(dy, problem.y_stride), "dsum": extras.residual, "dx": None}
-        if extras.residual is not None:
-            t["dsum"] = laid_out(extras.residual, problem.y_stride)
-        t |= {"weight": dense(weight), "bias": dense(bias), "scale": dense(extras.scale), "shift": dense(extras.shift)}
-        t |= {"mean": statistic(mean, problem), "rstd": statistic(rstd, problem)}
-        mixed = None
+        dsum = None if extras.residual is None else laid_out(extras.residual, problem.y_stride)
+        params = dense(weight), dense(bias), dense(extras.scale), dense(extras.shift)
+        mean, rstd, mixed = statistic(mean, problem), cast(Tensor, statistic(rstd, problem)), None
         if problem.spec.mix:
-            mixed = _mix(problem, t["mean"], statistic(var, problem), extras)
-            t["mean"] = laid_out(mixed.mean, problem.stat_stride)
-        if needs.x:
-            t["dx"] = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype, device=x.device)
-        if self.buffers:
-            t |= dict(zip(self.buffers, x.new_empty((len(self.buffers), self.size), dtype=torch.float32).unbind()))
-        grads = {name: torch.empty(t[name].shape, dtype=t[name].dtype, device=x.device) for name in self._parameters(t)}
+            mixed = _mix(problem, mean, statistic(var, problem), extras)
+            mean = laid_out(mixed.mean, problem.stat_stride)
+        dx = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype, device=device) if needs.x else None
+        grads = [torch.empty_like(p) if needed and p is not None else None for p, needed in zip(params, needs[1:5])]
+        tensors = [x, laid_out(dy, problem.y_stride), dsum, *params, mean, rstd, dx, *grads]
+        buffer = torch.empty(self.size, dtype=torch.float32, device=device) if self.size else None
         weights: Sequence[Tensor | None] = (None, None)
-        with current(x.device) as stream:
-            for step, kernel in self.steps:
-                if isinstance(step, Sums):
-                    names = _names(step)
-                    sums = [t[name] for name in names] if step.what == "sets" else [grads.get(name) for name in names]
-                    cells = [t.get(f"{name} cells") for name in names]
-                    kernel(stream, dict(zip(("cells1", "cells2", "sum1", "sum2"), (*cells, *sums))))
-                    continue
-                if mixed is not None and step.apply:
-                    c1, c2, *weights = self._mixed(mixed, t)
-                    t |= {"c1": c1, "c2": c2}
-                own = {f"d{name}": t.get(f"{name} cells") for name in (*_PARAMS, *_SAMPLES)}
-                if self.parted and not step.apply:
-                    own |= {name: t[f"{name} cells"] for name in _SETS}
-                kernel(stream, t | own)
-            if mixed is not None and not needs.x and (needs.mean_weight or needs.var_weight):
-                _, _, *weights = self._mixed(mixed, t)
-        return Gradients(t["dx"], *[grads.get(name) for name in (*_PARAMS, *_SAMPLES)], *weights)  # pyright: ignore[reportCallIssue]
+        with current(device) as stream:
+            if mixed is not None or INTERPRETED:
+                weights = self._one_by_one(stream, tensors, buffer, mixed, rstd)
+            else:
+                self._at_once(stream, tensors, buffer)
+        return Gradients(dx, *grads, *weights)
 
-    def _parameters(self, t: dict[str, Any]) -> list[str]:
-        return [name for name in (*_PARAMS, *_SAMPLES) if getattr(self.needs, name)]
+    def _at_once(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
+        """By addresses, which cost the host least."""
+        for name, t in zip(_GIVEN, tensors):
+            if t is not None and t.get_device() != stream.device:
+                raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
+        addresses = [None if t is None else t.data_ptr() for t in tensors]
+        aligned = not any(address and address % ALIGNED for address in addresses)
+        first = 0 if buffer is None else buffer.data_ptr()
+        addresses += [first + 4 * start for start, _ in self.parts.values()]
+        addresses.append(None)  # the place of what is missing
+        for (kernel, _, _), places in zip(self.launches, self.places):
+            kernel.at(stream, [addresses[place] for place in places], aligned)
 
-    def _mixed(self, mixed: Mix, t: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _one_by_one(
+        self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None, mixed: Mix | None, rstd: Tensor
+    ) -> Sequence[Tensor | None]:
+        """By tensors: with a mix between sums and dx, or by the interpreter. The gradients of a mix's weights."""
+        t: dict[str, Any] = dict(zip((*_GIVEN, *_GRADIENTS), tensors))
+        t |= {name: buffer[start:end] for name, (start, end) in self.parts.items() if buffer is not None}
+        weights: Sequence[Tensor | None] = (None, None)
+        wanted = mixed is not None and (self.needs.x or self.needs.mean_weight or self.needs.var_weight)
+        for kernel, names, applies in self.launches:
+            if mixed is not None and applies:
+                t["c1"], t["c2"], *weights = self._mixed(mixed, t["c1"], t["c2"], rstd)
+                wanted = False
+            kernel(stream, dict(zip(kernel.pointers, (t.get(name) for name in names))))
+        if mixed is not None and wanted:
+            _, _, *weights = self._mixed(mixed, t["c1"], t["c2"], rstd)
+        return weights
+
+    def _mixed(self, mixed: Mix, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
         """c1 and c2 as a mix applies them, in sums, and the gradients of its weights."""
         problem, count = self.problem, mixed.sets.count
-        c1, c2 = (t[name][: prod(problem.stat_shape)].as_strided(problem.stat_shape, problem.stat_stride) / count for name in _SETS)
-        c1, c2, *weights = mixed.gradient(c1, c2, t["rstd"])
+        own = (c.as_strided(problem.stat_shape, problem.stat_stride, c.storage_offset()) / count for c in (c1, c2))
+        c1, c2, *weights = mixed.gradient(*own, rstd)  # pyright: ignore[reportCallIssue]
         return laid_out(c1 * count, problem.stat_stride), laid_out(c2 * count, problem.stat_stride), *weights
 
 

@@ -6,7 +6,7 @@ call hands over pointers, and decides one thing: whether they are aligned for 16
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -111,7 +111,10 @@ class Kernel:
             if t is not None and t.get_device() != stream.device:  # a kernel would read whatever lies at that address
                 raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        aligned = not any(p and p % ALIGNED for p in pointers)
+        self.at(stream, pointers, not any(p and p % ALIGNED for p in pointers))
+
+    def at(self, stream: Stream, pointers: Sequence[int | None], aligned: bool) -> None:
+        """As a call, on addresses that are known to be on the device."""
         run, function, metadata = self._ready.get((stream.device, aligned)) or self._load(stream.device, aligned)
         run(self.programs, 1, 1, stream.handle, function, metadata, None, None, None, *pointers, *self._fixed)
 
@@ -154,6 +157,8 @@ def current(device: torch.device) -> Iterator[Stream]:
     """The stream on which the device works now; the device is current inside."""
     if INTERPRETED:
         yield Stream(-1, 0)
-        return
-    with torch.cuda.device(device):
+    elif device.index == _device():
         yield Stream(device.index, _stream(device.index))
+    else:
+        with torch.cuda.device(device):
+            yield Stream(device.index, _stream(device.index))

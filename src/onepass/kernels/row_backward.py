@@ -19,7 +19,7 @@ def row_backward(
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
-    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, TWO: tl.constexpr,
     WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr,
     STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
@@ -31,7 +31,7 @@ def row_backward(
     if ACROSS:
         _across(
             tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, (every, period, members), parts_r, parts_t,
-            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, BLOCKS, BLOCK_I, BLOCK_J, TAIL, STAGES,
+            PARAM, MODULATION, OFFSET, ACTIVATION, FROM_Y, CENTERED, GIVEN, RESIDENT, BY_SET, TWO, BLOCK_I, BLOCK_J, TAIL, STAGES,
         )  # fmt: skip
     elif FLAT:
         _sets(
@@ -69,7 +69,7 @@ def load(tensors, x_at, y_at, mask):
 def _across(
     tensors, operands, statistics, sums, cells, count, pid, sets, run, strides, maps, pattern, parts_r, parts_t,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
-    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr,
+    CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, BY_SET: tl.constexpr, TWO: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sets of one run, BLOCK_I at a time, of one segment. RESIDENT: whole runs, so that their sums are at hand; else a block of each."""
@@ -82,6 +82,10 @@ def _across(
     inside = j < run
     first_o, first_s = member(0, segment, sets, pattern, BY_SET)
     factor, term = line(1.0, operands, maps, (first_o, 0, first_s, j), None, inside, OFFSET, PARAM, MODULATION, 0, 8)
+    if TWO:  # the other block of a run is another program's work, but its sums are needed here, too
+        j_other = (1 - part % parts_t) * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
+        inside_other, place_other = j_other < run, (first_o, 0, first_s, j_other)
+        factor_other, term_other = line(1.0, operands, maps, place_other, None, inside_other, OFFSET, PARAM, MODULATION, 0, 8)
     WIDTH: tl.constexpr = BLOCK_J if ALONG else 1
     a, b = tl.zeros((BLOCK_I, WIDTH), tl.float32), tl.zeros((BLOCK_I, WIDTH), tl.float32)
     if TAIL:
@@ -117,21 +121,19 @@ def _across(
         c1, c2 = 0.0, 0.0
         if (RESIDENT and not GIVEN and dx_ptr is not None) or not ALONG:
             sum1, sum2 = tl.sum(sum1, 1, keep_dims=True), tl.sum(sum2, 1, keep_dims=True)
-            for k in tl.static_range(1, BLOCKS):  # blocks that are others' work, of which the sums are needed all the same
-                j_other = (part % parts_t + k) % BLOCKS * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
-                mask_other, place_other = here & (j_other < run), (first_o, 0, first_s, j_other)
-                factor_other, term_other = line(1.0, operands, maps, place_other, None, j_other < run, OFFSET, PARAM, MODULATION, 0, 8)
-                x, dy = load(tensors, x_at + j_other, y_at + j_other, mask_other)
-                x_hat_other, dz, wdy_other = gradients(x, dy, mean, rstd, factor_other, term_other, mask_other, ACTIVATION, FROM_Y)
-                sum1 += tl.sum(wdy_other, 1, keep_dims=True)
-                sum2 += tl.sum(wdy_other * x_hat_other, 1, keep_dims=True)
-            if TAIL:
-                sum1 += tl.sum(wdy_tail, 1, keep_dims=True)
-                sum2 += tl.sum(wdy_tail * x_hat_tail, 1, keep_dims=True)
             if not ALONG:
                 a += sum2
                 b += sum1
                 sum1, sum2 = sum1 * factor, sum2 * factor
+            if TAIL:
+                sum1 += tl.sum(wdy_tail, 1, keep_dims=True)
+                sum2 += tl.sum(wdy_tail * x_hat_tail, 1, keep_dims=True)
+            if TWO:
+                mask_other = here & inside_other
+                x, dy = load(tensors, x_at + j_other, y_at + j_other, mask_other)
+                x_hat_other, _dz, wdy_other = gradients(x, dy, mean, rstd, factor_other, term_other, mask_other, ACTIVATION, FROM_Y)
+                sum1 += tl.sum(wdy_other, 1, keep_dims=True)
+                sum2 += tl.sum(wdy_other * x_hat_other, 1, keep_dims=True)
         if GIVEN:
             pass
         elif RESIDENT:
@@ -156,7 +158,7 @@ def _across(
                 cells, at + j_tail, inside_tail, a_tail, b_tail, operands, maps, place, None, inside_tail, OFFSET, PARAM, MODULATION, 0, 8
             )
     else:
-        at = row + tl.zeros((1, 1), tl.int32)
+        at = row * parts_t + part % parts_t + tl.zeros((1, 1), tl.int32)
         store_cells(cells, at, None, a, b, operands, maps, place, None, None, OFFSET, PARAM, MODULATION, 0, 0)
 
 

@@ -20,8 +20,9 @@ def tile_backward(
     every, period, members, parts_r, parts_t, chunk_r, chunk_t, columns,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr,
     CENTERED: tl.constexpr, GIVEN: tl.constexpr, RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr,
-    ACROSS: tl.constexpr, BY_SET: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr,
-    TAIL: tl.constexpr, STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
+    ACROSS: tl.constexpr, BY_SET: tl.constexpr, TWO: tl.constexpr,
+    WIDE: tl.constexpr, FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr,
+    STAGES: tl.constexpr, SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the row walk's. FLAT: columns are contiguous, in x and in y. There are chunk_t blocks of columns."""
     tensors, operands = (x_ptr, dy_ptr, dsum_ptr, dx_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr)
