@@ -50,6 +50,7 @@ class Ready:
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.device, self.options = problem, describe(device), options
+        self.saved_stride = problem.seen(BACKWARD).stride  # of what a backward is handed as x
         self.planned = plan(problem, self.device, FORWARD, options)
 
     @cached_property
@@ -220,8 +221,12 @@ class _Norm(torch.autograd.Function):
         mean = None if from_y else result.mean.clone() if given and result.mean is not None else result.mean
         running = (None if t is None else t.clone() for t in extras[5:])
         normalized = result.y if from_y else x if result.sum is None else result.sum
-        var = result.var if ready.problem.spec.mix else None
-        ctx.save_for_backward(normalized, weight, bias, mean, result.rstd, var, *extras[1:5], *running)
+        ctx.plain = all(t is None for t in extras)
+        if ctx.plain:
+            ctx.save_for_backward(normalized, weight, bias, mean, result.rstd)
+        else:
+            var = result.var if ready.problem.spec.mix else None
+            ctx.save_for_backward(normalized, weight, bias, mean, result.rstd, var, *extras[1:5], *running)
         if not stats:
             return result.y, None, None, None, result.sum
         if given:  # not computed, and perhaps the operands themselves
@@ -232,16 +237,18 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _mean, _rstd, _var, dsum):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
-        problem, extras, wanted = ctx.ready.problem, Extras(dsum, *extras), _needs(ctx.needs_input_grad[2:])
+        x, weight, bias, mean, rstd, *others = ctx.saved_tensors
+        var, extras = (None, NONE) if ctx.plain else (others[0], Extras(dsum, *others[1:]))
+        ready, wanted = ctx.ready, _needs(ctx.needs_input_grad[2:])
         grads = Gradients(dsum)
         if dy is not None:
             way = _route_back(dy, x, weight)
-            if way is DIRECT and x.stride() != (problem.y_stride if problem.from_y else problem.stride):
+            if way is DIRECT and x.stride() != ready.saved_stride:
                 way = OP  # a hook on saved tensors has laid it out anew, and the op binds what it is given
             if way is DIRECT:
-                grads = ctx.ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
+                grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
             else:
+                problem = ready.problem
                 grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
         return None, None, *_to_operands(grads, *ctx.dtypes)
 
@@ -256,7 +263,9 @@ def _to_operands(grads: Gradients, x: torch.dtype, residual: torch.dtype | None)
     """Gradients in the order of the operands x, weight, bias, mean, var, *extras."""
     dx, dweight, dbias, *others = grads
     dresidual = None if dx is None or residual is None else dx.to(residual)
-    return None if dx is None else dx.to(x), dweight, dbias, None, None, dresidual, *others, None, None
+    if dx is not None and dx.dtype != x:
+        dx = dx.to(x)
+    return dx, dweight, dbias, None, None, dresidual, *others, None, None
 
 
 def _route_back(dy: Tensor, x: Tensor, weight: Tensor | None) -> str:

@@ -18,6 +18,7 @@ from .tiling import NARROWEST, ROW, TILE, Pass, Segments, Walk, head_and_tail, p
 
 BLOCK = 8192  # elements of x that one program can keep, beside those of dy and two sums
 LONGEST_ROW, LARGEST_TILE = 2 * BLOCK, BLOCK
+TINY = 8192  # elements of x for which a second launch costs more than it brings
 
 What = Literal["sets", "param", "modulation"]
 Axis = tuple[str, int]  # of cells: what it runs along, and its size
@@ -42,8 +43,15 @@ class Sums:
     def cells(self) -> int:
         return prod(self.sizes)
 
+    @property
+    def none(self) -> bool:
+        """Whether every cell is a sum already, in its place."""
+        return self.sizes[1] == self.cells and self.to[0] in (0, 1)
+
     def __str__(self) -> str:
         kept = self.sizes[1] * self.sizes[3]
+        if self.none:
+            return f"no sums of {self.what}: {kept}, each of one cell"
         return f"sums of {self.what} {self.programs}x[{self.block_i}, {self.block_j}]: {kept}, each of {self.cells // kept} cells"
 
 
@@ -191,8 +199,9 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ..
         cut = Cut(4096 // length, length, 4, 2, 3)
     else:
         cut = Cut(max(BLOCK // length, 1), min(length, BLOCK), 8, 1, 3)
-    few = power_of_two(max(w.total // (cut.programs * device.sms), 1))  # few rows: some for each multiprocessor
-    cut = cut._replace(block_i=min(cut.block_i, few))
+    if w.total * w.run > TINY:
+        few = power_of_two(max(w.total // (cut.programs * device.sms), 1))  # few rows: some for each multiprocessor
+        cut = cut._replace(block_i=min(cut.block_i, few))
     cut = cut.on(device, _nbytes(problem, cut.block_i * (min(length, w.run) + tail)))
     return across_rows(problem, w, device, cut, tail)
 
@@ -203,6 +212,7 @@ def across_rows(problem: NormProblem, w: Walk, device: Device, cut: Cut, tail: i
     count = w.total // found.members
     blocks = 1 if tail else ceil(w.run / cut.block_j)
     parts = min(max(round(cut.programs * device.sms / (count * blocks)), 1), ceil(found.members / cut.block_i))
+    parts = 1 if w.total * w.run <= TINY else parts
     main = Pass(
         *(ROW, w, count * parts * blocks, cut.warps, cut.block_i, cut.block_j, 1, tail, resident, resident, True, parts, blocks),
         stages=cut.stages,
@@ -264,7 +274,7 @@ def _part(w: Walk, device: Device, cut: Cut, reduce: bool = False, apply: bool =
     """Parts of sets, in blocks of block_j elements of one run or several; whole sets where no programs are asked for."""
     size, block_j = cut.block_j, min(power_of_two(w.run), cut.block_j)
     block_i = min(size // block_j, power_of_two(w.reps))
-    parts = max(ceil(cut.programs * device.sms / w.total), 1)
+    parts = max(min(ceil(cut.programs * device.sms / w.total), ceil(w.reps * w.run / size)), 1)
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     steps = ceil(w.run / block_j)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
@@ -59,15 +59,16 @@ def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) 
     for step in plan.passes:
         writes = step is writer and (wants["param"] or wants["modulation"])
         if isinstance(step, Sums):
-            wanted = wants[step.what]
+            wanted = wants[step.what] and not step.none
         else:
             wanted = writes or (step.apply and needs.x) or (step.reduce and wants["sets"])
         kept += [(step, writes)] if wanted else []
+    alone = {name for step in plan.passes if isinstance(step, Sums) and step.none for name in _names(step)}
     found: list[tuple[Step, Kernel]] = []
     for i, (step, writes) in enumerate(kept):
         if any(step.leads for step in plan.passes):
             step = replace(step, leads=i + 1 < len(kept), follows=i > 0)
-        found.append((step, _sums(step, problem, needs) if isinstance(step, Sums) else _walk(step, problem, needs, dsum, writes)))
+        found.append((step, _sums(step, problem, needs) if isinstance(step, Sums) else _walk(step, problem, needs, dsum, writes, alone)))
     return found
 
 
@@ -75,7 +76,8 @@ def _wants_sets(problem: NormProblem, needs: Needs) -> bool:
     return not problem.given and (needs.x or needs.mean_weight or needs.var_weight)
 
 
-def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bool) -> Kernel:
+def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bool, alone: Collection[str]) -> Kernel:
+    """`writes`: it leaves cells of parameters, of those that are `alone` the gradients themselves."""
     w, spec, dtype, fp32 = step.walk, problem.spec, problem.dtype, torch.float32
     param, modulation = bits(problem, w)
     flat = bool(8 & (param | modulation)) if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run)
@@ -86,8 +88,11 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{name: getattr(problem, name) for name in (*_PARAMS, *_SAMPLES)},
         **{"mean": fp32 if spec.centered and not problem.from_y else None, "rstd": fp32},
         **{"c1": fp32 if hands_on and spec.centered else None, "c2": fp32 if hands_on else None},
-        **{f"d{name}": fp32 if writes and getattr(needs, name) else None for name in (*_PARAMS, *_SAMPLES)},
+        **dict.fromkeys([f"d{name}" for name in (*_PARAMS, *_SAMPLES)]),
     }
+    if writes:
+        wanted = [name for name in (*_PARAMS, *_SAMPLES) if getattr(needs, name)]
+        pointers |= {f"d{name}": getattr(problem, name) if name in alone else fp32 for name in wanted}
     found = step.across
     scalars = {
         **{"count": float(w.reps * w.run), **numbers(w, flat and step.kernel == TILE)},
@@ -152,20 +157,22 @@ class _Run:
         self.problem, self.needs = problem, Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
         steps = kernels(plan, problem, self.needs, dsum)
         self.total = prod(problem.stat_shape)
-        parts: dict[str, int] = {}  # of the buffer, with their sizes
+        sums = [step for step, _ in steps if isinstance(step, Sums)]
+        parts = {f"{name} cells": step.cells for step in sums for name in _names(step)}  # of the buffer, with their sizes
+        if any(isinstance(step, Pass) and step.reduce != step.apply for step, _ in steps):
+            parts |= dict.fromkeys(_SETS, self.total)
         self.launches: list[tuple[Kernel, list[str], bool]] = []
-        parted = any(isinstance(step, Sums) and step.what == "sets" for step, _ in steps)  # c1 and c2 are first left in parts
         for step, kernel in steps:
             if isinstance(step, Sums):
                 names = _names(step)
-                parts |= {f"{name} cells": step.cells for name in names}
-                sums = names if step.what == "sets" else [f"d{name}" for name in names]
-                self.launches.append((kernel, [*(f"{name} cells" for name in names), *sums], False))
+                to = names if step.what == "sets" else [f"d{name}" for name in names]
+                self.launches.append((kernel, [*(f"{name} cells" for name in names), *to], False))
                 continue
-            called = {f"d{name}": f"{name} cells" for name in (*_PARAMS, *_SAMPLES)}
-            called |= {name: f"{name} cells" for name in _SETS} if parted and not step.apply else {}
-            self.launches.append((kernel, [called.get(name, name) for name in kernel.pointers], step.apply))
-            parts |= dict.fromkeys(_SETS, self.total) if step.reduce != step.apply else {}
+            left = {f"d{name}": f"{name} cells" for name in (*_PARAMS, *_SAMPLES)} | {
+                name: f"{name} cells" for name in _SETS if not step.apply
+            }
+            left = {name: cells for name, cells in left.items() if cells in parts}
+            self.launches.append((kernel, [left.get(name, name) for name in kernel.pointers], step.apply))
         self.size = 0
         self.parts: dict[str, tuple[int, int]] = {}  # first and last element
         for name, size in parts.items():
