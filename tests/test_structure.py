@@ -26,7 +26,7 @@ ARROWS = {
     "cpu": {"plan", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
-    "bench": {"kernels", "__init__", "functional", "families", "plan", "device", "reference", "problem", "spec", "moments"},
+    "bench": {"kernels", "__init__", "functional", "families", "tiling", "plan", "device", "reference", "problem", "spec", "moments"},
     "cli": {"__init__", "bench", "families", "ops", "plan", "device", "spec"},
 }
 

@@ -182,10 +182,10 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ..
     """
     w = walk(problem)
     along = bool(8 & _or(bits(problem, w)))
-    length, tail = head_and_tail(w.run) if along and w.run <= BLOCK else (power_of_two(w.run), 0)
+    length, tail = head_and_tail(w.run) if along and 512 < w.run <= BLOCK else (power_of_two(w.run), 0)
     if tail:
-        block_i = 2 if length == 1024 else 1
-        warps = min(max(length * block_i // 1024, 1), 8)
+        block_i = 2 if length == 1024 and tail <= 256 else 1
+        warps = power_of_two(ceil((length + tail) * block_i / 1280))
         cut = Cut(block_i, length, warps, 8 // warps, 3)
     elif not along:
         block_i = max(1024 // length, 1)
@@ -195,6 +195,8 @@ def row(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ..
         cut = Cut(2048 // length, length, 4, 4, 3)
     elif length <= 256:
         cut = Cut(1024 // length, length, 1, 8, 3)
+    elif length <= 512:
+        cut = Cut(2048 // length, length, 2, 4, 3)
     elif length <= 1024:
         cut = Cut(4096 // length, length, 4, 2, 3)
     else:
@@ -230,7 +232,8 @@ def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[S
     if not 8 & _or(bits(problem, w)):
         return rows_of_sets(problem, w, device)
     w = walk(problem)
-    reduce = Cut(1, min(4096, power_of_two(w.run)), 8, 2, 3)
+    rows = 2 if w.run > 2**16 else 1  # which share the parameters they read
+    reduce = Cut(rows, min(4096 // rows, power_of_two(w.run)), 8, 2, 3)
     apply = Cut(2, min(2048, power_of_two(w.run)), 4, 2, 3)
     taken = _sets(w, device, reduce.on(device, _nbytes(problem, 4096, 4096)))
     between = _of_sets([("o", w.outer), ("s", w.sets), ("part", taken.parts_t)], w, device)
@@ -379,6 +382,8 @@ def _cannot(problem: NormProblem, passes: Passes) -> list[str]:
 
 def row_cannot(problem: NormProblem) -> list[str]:
     w = walk(problem, cut=True)
+    if BLOCK < w.run < 1.75 * BLOCK:
+        return [f"a row of {w.run} would leave much of two blocks of {BLOCK} empty"]
     if w.reps > 1 and not 8 & _or(bits(problem, w)):
         return [f"a row has {w.reps} parts with parameters of their own, each summed over: too many sums for one program"]
     return _cannot(problem, row)

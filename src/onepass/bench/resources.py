@@ -19,10 +19,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ..device import Device
-from ..kernels import forward
+from ..families import FORWARD
+from ..kernels import backward, forward
 from ..kernels.launch import Source
 from ..plan import plan
-from .suite import SUITE, Row, problem_of
+from ..reference import Needs
+from ..tiling import Pass
+from .suite import BACKWARD_SUITE, SUITE, Row, problem_of
 
 RESULTS = Path("results/resources.jsonl")
 
@@ -35,6 +38,9 @@ TARGETS = {
 }
 
 
+BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # one of each kind: the other two are left out to save time
+
+
 class Resources(NamedTuple):
     target: str
     kernel: str
@@ -45,23 +51,33 @@ class Resources(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Of the suite, one for each kind of problem and each way to run it: compilers take their time."""
+    """Of the suites, one for each kind of problem and each way to run it: compilers take their time."""
     kinds: dict[tuple[Any, ...], Row] = {}
-    for row in SUITE:
-        case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1])
-        shapes = tuple((step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1) for step in chosen.passes)
-        kinds.setdefault((case.op, case.layout, case.modulate, case.residual, case.evaluate, chosen.family, shapes), row)
+    for row in (*SUITE, *BACKWARD_SUITE):
+        case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
+        passes = [step for step in chosen.passes if isinstance(step, Pass)]
+        shapes = tuple(
+            (step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1, bool(step.across) and step.parts_t == 2)
+            for step in passes
+        )
+        kinds.setdefault((row.direction, case.op, case.layout, case.modulate, case.residual, case.evaluate, chosen.family, shapes), row)
     return list(kinds.values())
 
 
 @cache
 def sources(target: str) -> dict[Source, tuple[str, str]]:
-    """Every kernel that the planner picks for the suite on a target, what it is, and a row that runs it."""
+    """Every kernel that the planner picks for the suites on a target, what it is, and a row that runs it."""
     found: dict[Source, tuple[str, str]] = {}
     for row in rows():
         problem = problem_of(row)
-        chosen = plan(problem, TARGETS[target][1])
-        for step, kernel in zip(chosen.passes, forward.kernels(chosen, problem, residual=True)):
+        chosen = plan(problem, TARGETS[target][1], row.direction)
+        if row.direction == FORWARD:
+            made = zip(chosen.passes, forward.kernels(chosen, problem, residual=True))
+        elif target in BACKWARD_TARGETS:
+            made = backward.kernels(chosen, problem, Needs(*[True] * 7), dsum=row.case.residual)
+        else:
+            continue
+        for step, kernel in made:
             found.setdefault(kernel.source(), (re.sub(r"\d+x\[", "[", str(step)), row.name))
     return found
 

@@ -52,6 +52,7 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
 
 def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) -> list[tuple[Step, Kernel]]:
     """The steps of a plan that these gradients need, each with its kernel; chained, if the plan's are."""
+    needs = _possible(problem, needs)
     wants = {"param": needs.weight or needs.bias, "modulation": needs.scale or needs.shift, "sets": _wants_sets(problem, needs)}
     passes = [step for step in plan.passes if isinstance(step, Pass)]
     writer = next((step for step in passes if step.across), passes[0])  # of the cells of parameters
@@ -70,6 +71,12 @@ def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) 
             step = replace(step, leads=i + 1 < len(kept), follows=i > 0)
         found.append((step, _sums(step, problem, needs) if isinstance(step, Sums) else _walk(step, problem, needs, dsum, writes, alone)))
     return found
+
+
+def _possible(problem: NormProblem, needs: Needs) -> Needs:
+    """The gradients of operands that there are."""
+    there = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, problem.spec.mix, problem.spec.mix)
+    return Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
 
 
 def _wants_sets(problem: NormProblem, needs: Needs) -> bool:
@@ -153,9 +160,8 @@ class _Run:
     """
 
     def __init__(self, plan: Plan, problem: NormProblem, needs: Needs, dsum: bool) -> None:
-        there = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, problem.spec.mix, problem.spec.mix)
-        self.problem, self.needs = problem, Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
-        steps = kernels(plan, problem, self.needs, dsum)
+        self.problem, self.needs = problem, _possible(problem, needs)
+        steps = kernels(plan, problem, needs, dsum)
         self.total = prod(problem.stat_shape)
         sums = [step for step, _ in steps if isinstance(step, Sums)]
         parts = {f"{name} cells": step.cells for step in sums for name in _names(step)}  # of the buffer, with their sizes
@@ -206,12 +212,12 @@ class _Run:
         return Gradients(dx, *grads, *weights)
 
     def _at_once(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """By addresses, which cost the host least."""
-        for name, t in zip(_GIVEN, tensors):
-            if t is not None and t.get_device() != stream.device:
-                raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
+        """By addresses, which cost the host least. That all are on x's device was seen in the forward."""
         addresses = [None if t is None else t.data_ptr() for t in tensors]
-        aligned = not any(address and address % ALIGNED for address in addresses)
+        low = 0
+        for address in addresses:
+            low |= address or 0
+        aligned = low % ALIGNED == 0
         first = 0 if buffer is None else buffer.data_ptr()
         addresses += [first + 4 * start for start, _ in self.parts.values()]
         addresses.append(None)  # the place of what is missing

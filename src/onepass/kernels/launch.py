@@ -7,7 +7,7 @@ call hands over pointers, and decides one thing: whether they are aligned for 16
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -153,12 +153,15 @@ class Stream(NamedTuple):
 
 
 @contextmanager
-def current(device: torch.device) -> Iterator[Stream]:
+def _switched(device: torch.device) -> Iterator[Stream]:
+    with torch.cuda.device(device):
+        yield Stream(device.index, _stream(device.index))
+
+
+def current(device: torch.device) -> AbstractContextManager[Stream]:
     """The stream on which the device works now; the device is current inside."""
     if INTERPRETED:
-        yield Stream(-1, 0)
-    elif device.index == _device():
-        yield Stream(device.index, _stream(device.index))
-    else:
-        with torch.cuda.device(device):
-            yield Stream(device.index, _stream(device.index))
+        return nullcontext(Stream(-1, 0))
+    if device.index == _device():
+        return nullcontext(Stream(device.index, _stream(device.index)))
+    return _switched(device)
