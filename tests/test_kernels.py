@@ -21,6 +21,8 @@ SMALL = [
     Case("layer_norm", (3, 1152), affine="weight"),
     Case("layer_norm", (2, 9001), wide=True),
     Case("layer_norm", (1, 66001)),
+    Case("layer_norm", (3, 15001)),
+    Case("instance_norm", (2, 2, 15001)),
     Case("layer_norm", (2, 4, 24), save="y", modulate=True),
     Case("layer_norm", (3, 2, 40), "transposed", affine="bias"),
     Case("layer_norm", (3, 16), "strided", affine="none"),
