@@ -110,7 +110,7 @@ def test_in_place_changes_are_caught():
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
-@pytest.mark.parametrize("case", [case for case in cases.CASES if len(case.shape) == 4], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in cases.CASES if len(case.shape) == 4 and case.save == "x"], ids=lambda case: case.name)
 def test_outputs_may_be_changed_in_place(case, layout):
     """A norm, then ReLU(inplace=True)."""
     for dtype in (torch.float32, torch.bfloat16):

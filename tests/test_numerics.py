@@ -35,9 +35,12 @@ def _plans(case: Case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", [case for case in CASES if case.init == "normal"], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case.init == "normal" and case.save == "x"], ids=lambda case: case.name)
 def test_no_worse_than_twice_torch(case, dtype):
-    """Where torch is well conditioned, our largest error is at most twice torch's, up to the rounding of the result."""
+    """Where torch is well conditioned, our largest error is at most twice torch's, up to the rounding of the result.
+
+    (With save="y" gradients are off by the rounding of y: that has a budget of its own, (36)-(38).)
+    """
     operands = cases.make(case, dtype)
     dy = torch.randn(case.shape).to(dtype)
     value = oracle.exact(case, operands, dy).value

@@ -236,6 +236,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--activation", default="", choices=ACTIVATIONS, help="applied last")
     parser.add_argument("--modulate", action="store_true", help="with a scale and shift per sample")
     parser.add_argument("--residual", action="store_true", help="layer_norm, rms_norm, group_norm: add a residual first")
+    parser.add_argument("--save", choices=("x", "y"), default="x", help="what the backward is computed from (x)")
     parser.add_argument("--offset", type=float, default=0.0, help="layer_norm, rms_norm: weight_offset")
     parser.add_argument("--granularity", default="element", choices=GRANULARITIES, help="layer_norm: what its parameters belong to")
     parser.add_argument("--last", action="store_true", help="group, instance, batch and switchable norm: channels last, (N, *, C)")

@@ -265,7 +265,7 @@ def store_cells(
     cells, at, mask, a, b, operands, maps, place, i_inside, j_inside,
     OFFSET: tl.constexpr, PARAM: tl.constexpr, MODULATION: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
 ):  # fmt: skip
-    """What elements of the same parameters add to their gradients, from a = Σ dz·x_hat and b = Σ dz of them. (36)"""
+    """What elements of the same parameters add to their gradients, from a = Σ dz·x_hat and b = Σ dz of them. (39)"""
     weight_ptr, bias_ptr, scale_ptr, _ = operands
     dweight_ptr, dbias_ptr, dscale_ptr, dshift_ptr = cells
     if dweight_ptr is not None or dbias_ptr is not None:
