@@ -25,7 +25,11 @@ _WALKS = {ROW: row_forward, TILE: tile_forward}
 
 def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
     """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it."""
-    return [_combine(step, problem) if step.kernel == COMBINE else _walk(step, problem, statistics, residual) for step in plan.passes]
+    return [_combine(step, problem) if step.kernel == COMBINE else _walk(step, problem, statistics, residual) for step in _passes(plan)]
+
+
+def _passes(plan: Plan) -> list[Pass]:
+    return [step for step in plan.passes if isinstance(step, Pass)]
 
 
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
@@ -76,10 +80,11 @@ def _combine(step: Pass, problem: NormProblem) -> Kernel:
 
 
 def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callable[..., Result]:
-    spec, first = problem.spec, plan.passes[0]
+    spec, passes = problem.spec, _passes(plan)
+    first = passes[0]
     plain = kernels(plan, problem, statistics)
     adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
-    several = len(plan.passes) > 1
+    several = len(passes) > 1
     parts = 2 * first.walk.total * first.parts_r * first.parts_t if several else 0
     computed: list[str] = []
     if not problem.given and (statistics or several):
@@ -108,7 +113,7 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
             t["parts"] = torch.empty(parts, dtype=torch.float32, device=x.device)
         own_mean, own_var = t["mean"], t["var"]
         with current(x.device) as stream:
-            for step, kernel in zip(plan.passes, run):
+            for step, kernel in zip(passes, run):
                 if step.apply and not step.reduce:
                     t["x"] = x if total is None else total
                     if spec.mix:
