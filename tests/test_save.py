@@ -152,6 +152,21 @@ def test_a_module_saves_y_and_shows_it():
         assert_close(torch.autograd.grad(y.square().sum(), (x, *module.parameters())), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_hooks_may_lay_out_a_sum_anew():
+    """Sums are dense; what comes back from a hook need not be."""
+    x, residual, dy = torch.randn(3, 4, 6).unbind()
+    x, weight = x.requires_grad_(), torch.randn(6, requires_grad=True)
+
+    def gradients():
+        y, total = O.add_layer_norm(x, residual, (6,), weight)
+        return torch.autograd.grad([y, total], [x, weight], [dy, torch.ones(4, 6)])
+
+    expected = gradients()
+    spaced = lambda t: torch.stack((t, t + 7), -1).flatten(-2)[..., ::2] if t.dim() == 2 else t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, spaced):
+        assert_close(gradients(), expected)
+
+
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("family", ["formula", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

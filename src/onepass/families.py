@@ -142,7 +142,7 @@ def _row(problem: NormProblem, device: Device, direction: str) -> list[str]:
     longest = tiling_backward.LONGEST_ROW if direction == BACKWARD else tiling.LONGEST_ROW
     if x.run > longest:
         return [f"a row of {x.run} is longer than the {longest} that one program keeps"]
-    return tiling_backward.row_cannot(problem) if direction == BACKWARD else []
+    return tiling_backward.row_cannot(problem, device) if direction == BACKWARD else []
 
 
 def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
@@ -156,7 +156,7 @@ def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
         size, largest = tiling_backward.tile_size(problem), tiling_backward.LARGEST_TILE
     if size > largest:
         return [f"sets of {x.reps} x {x.run} are larger than the {largest} elements that one program keeps"]
-    return tiling_backward.tile_cannot(problem) if direction == BACKWARD else []
+    return tiling_backward.tile_cannot(problem, device) if direction == BACKWARD else []
 
 
 def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
@@ -167,21 +167,21 @@ def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
 
 def _row_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = _reread(problem, device, direction)
-    return reasons or (tiling_backward.row_reread_cannot(problem) if direction == BACKWARD else [])
+    return reasons or (tiling_backward.row_reread_cannot(problem, device) if direction == BACKWARD else [])
 
 
 def _tile_reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons, x = _reread(problem, device, direction), problem.x
     if not reasons and x is not None and x.reps == 1:
         return ["a set is one run: there is nothing to reduce across"]
-    return reasons or (tiling_backward.tile_reread_cannot(problem) if direction == BACKWARD else [])
+    return reasons or (tiling_backward.tile_reread_cannot(problem, device) if direction == BACKWARD else [])
 
 
 def _apply(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = _triton(problem, device, direction)
     if not reasons and not problem.given:
         return ["the statistics are not given"]
-    return reasons or (tiling_backward.apply_cannot(problem) if direction == BACKWARD else [])
+    return reasons or (tiling_backward.apply_cannot(problem, device) if direction == BACKWARD else [])
 
 
 def _torch_cost(passes: float) -> Cost:

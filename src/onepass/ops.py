@@ -20,7 +20,7 @@ from . import reference
 from .device import describe
 from .families import BACKWARD, FORWARD
 from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
-from .problem import NONE, Extras, NormProblem, accumulator, bind, summed_like
+from .problem import NONE, Extras, NormProblem, accumulator, bind, dense_stride, laid_out, summed_like
 from .reference import Gradients, Needs, Result
 from .spec import NormSpec
 
@@ -391,9 +391,15 @@ def _norm_backward_op(
     """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there; with `from_y`
     among the words, x is y, and mean is not looked at."""
     extras = Extras(dsum, scale, shift, mean_weight, var_weight, running_mean, running_var)
+    for name, t in zip(("dy", "weight", "bias", "mean", "rstd", *extras._fields), (dy, weight, bias, mean, rstd, *extras)):
+        if t is not None and t.device != x.device:
+            raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is")
+    if dsum is not None:  # x is a sum, and sums are dense
+        x = laid_out(x, dense_stride(x))
     ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
-    grads = ready.backward(dy, x, weight, bias, mean, rstd, needs, extras, var)
-    return tuple([x.new_empty(0) if grad is None else grad for grad in grads])  # pyright: ignore[reportReturnType]
+    grads = ready.backward(dy.to(x.dtype), x, weight, bias, mean, rstd, needs, extras, var)
+    wanted = zip(grads, needs)
+    return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
 
 
 @_norm_backward_op.register_fake

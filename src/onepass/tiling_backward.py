@@ -68,7 +68,7 @@ def _or(both: tuple[int, int]) -> int:
     return both[0] | both[1]
 
 
-def _maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
+def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
     """Of the parameters that there are."""
     if problem.affine:
         yield "param", w.param
@@ -78,10 +78,10 @@ def _maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
 
 def segments(problem: NormProblem, w: Walk) -> Segments:
     """The coarsest that fit both maps: cut as often as the finer one, over the longer of their periods."""
-    maps = [p for _, p in _maps(problem, w) if p.a and p.period > 1]
-    every = min((p.every for p in maps), default=1)
-    period = max((p.every * p.period for p in maps), default=1) // every
-    by_set = w.sets > 1 and any(p.c for _, p in _maps(problem, w))
+    cuts = [p for _, p in maps(problem, w) if p.a and p.period > 1]
+    every = min((p.every for p in cuts), default=1)
+    period = max((p.every * p.period for p in cuts), default=1) // every
+    by_set = w.sets > 1 and any(p.c for _, p in maps(problem, w))
     return Segments(every, period, w.outer // period * (1 if by_set else w.sets), by_set)
 
 
@@ -130,7 +130,7 @@ def _sums(what: What, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: i
 
 def _summed(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[Sums]:
     """The sums over parameters."""
-    found = [_sums(what, axes, p, w, unit, device) for what, p in _maps(problem, w)]
+    found = [_sums(what, axes, p, w, unit, device) for what, p in maps(problem, w)]
     return [sums for sums in found if sums is not None]
 
 
@@ -374,33 +374,33 @@ _TOO_MANY = "its parameters lie along more axes than one launch sums over"
 _ALONG_RUNS = "its parameters vary along runs of which a set has several: sums over them go across"
 
 
-def _cannot(problem: NormProblem, passes: Passes) -> list[str]:
+def _cannot(problem: NormProblem, device: Device, passes: Passes) -> list[str]:
     """Whether all sums over parameters are there."""
-    sums = [step for step in passes(problem, Device("cuda", sms=1), False) if isinstance(step, Sums) and step.what != "sets"]
-    return [] if len(sums) == len(list(_maps(problem, walk(problem)))) else [_TOO_MANY]
+    sums = [step for step in passes(problem, device, False) if isinstance(step, Sums) and step.what != "sets"]
+    return [] if len(sums) == len(list(maps(problem, walk(problem)))) else [_TOO_MANY]
 
 
-def row_cannot(problem: NormProblem) -> list[str]:
-    w = walk(problem, cut=True)
-    if BLOCK < w.run < 1.75 * BLOCK:
-        return [f"a row of {w.run} would leave much of two blocks of {BLOCK} empty"]
+def row_cannot(problem: NormProblem, device: Device) -> list[str]:
+    w, run = walk(problem, cut=True), walk(problem).run
+    if BLOCK < run < 1.75 * BLOCK:
+        return [f"a row of {run} would leave much of two blocks of {BLOCK} empty"]
     if w.reps > 1 and not 8 & _or(bits(problem, w)):
         return [f"a row has {w.reps} parts with parameters of their own, each summed over: too many sums for one program"]
-    return _cannot(problem, row)
+    return _cannot(problem, device, row)
 
 
-def row_reread_cannot(problem: NormProblem) -> list[str]:
+def row_reread_cannot(problem: NormProblem, device: Device) -> list[str]:
     w = walk(problem, cut=True)
     if 8 & _or(bits(problem, w)) and walk(problem).reps > 1:
         return [_ALONG_RUNS]
-    return _cannot(problem, row_reread)
+    return _cannot(problem, device, row_reread)
 
 
-def tile_cannot(problem: NormProblem) -> list[str]:
+def tile_cannot(problem: NormProblem, device: Device) -> list[str]:
     own = _or(bits(problem, walk(problem)))
     if own & 2 and own & 12:
         return ["each element of a set has a parameter of its own: too many sums for one program"]
-    return _cannot(problem, tile)
+    return _cannot(problem, device, tile)
 
 
 def tile_size(problem: NormProblem) -> int:
@@ -410,13 +410,13 @@ def tile_size(problem: NormProblem) -> int:
     return power_of_two(w.reps) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
 
 
-def tile_reread_cannot(problem: NormProblem) -> list[str]:
-    return _cannot(problem, tile_reread)
+def tile_reread_cannot(problem: NormProblem, device: Device) -> list[str]:
+    return _cannot(problem, device, tile_reread)
 
 
-def apply_cannot(problem: NormProblem) -> list[str]:
+def apply_cannot(problem: NormProblem, device: Device) -> list[str]:
     w = walk(problem)
     own = _or(bits(problem, w))
     if own & 2 and (own & 8 or w.run == 1):
         return ["each element of a set has a parameter of its own, and the sums over those go across"]
-    return _cannot(problem, apply)
+    return _cannot(problem, device, apply)

@@ -15,7 +15,7 @@ from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Gradients, Needs, mix
 from ..tiling import ROW, TILE, Pass
-from ..tiling_backward import Step, Sums, bits
+from ..tiling_backward import Step, Sums, bits, maps
 from .arguments import numbers, statistic, wide, wide_parameters
 from .launch import ALIGNED, INTERPRETED, Kernel, Stream, current, dense
 from .row_backward import row_backward
@@ -64,6 +64,10 @@ def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) 
         else:
             wanted = writes or (step.apply and needs.x) or (step.reduce and wants["sets"])
         kept += [(step, writes)] if wanted else []
+    missing = {what for what, _ in maps(problem, passes[0].walk) if wants[what]} - {
+        step.what for step in plan.passes if isinstance(step, Sums)
+    }
+    assert not missing, f"no launch sums over {missing}"
     alone = {name for step in plan.passes if isinstance(step, Sums) and step.none for name in _names(step)}
     found: list[tuple[Step, Kernel]] = []
     for i, (step, writes) in enumerate(kept):
@@ -113,7 +117,7 @@ def _walk(step: Pass, problem: NormProblem, needs: Needs, dsum: bool, writes: bo
         **{
             "ACROSS": found is not None,
             "BY_SET": found is not None and found.by_set,
-            "TWO": step.resident and step.parts_t == 2,
+            "TWO": found is not None and step.resident and step.parts_t == 2,
             "WIDE": wide(step),
             "FLAT": flat,
         },
@@ -164,7 +168,7 @@ class _Run:
         steps = kernels(plan, problem, needs, dsum)
         self.total = prod(problem.stat_shape)
         sums = [step for step, _ in steps if isinstance(step, Sums)]
-        parts = {f"{name} cells": step.cells for step in sums for name in _names(step)}  # of the buffer, with their sizes
+        parts = {f"{name} cells": step.cells for step in sums for name in self._summed(step)}  # of the buffer, with their sizes
         if any(isinstance(step, Pass) and step.reduce != step.apply for step, _ in steps):
             parts |= dict.fromkeys(_SETS, self.total)
         self.launches: list[tuple[Kernel, list[str], bool]] = []
@@ -188,6 +192,12 @@ class _Run:
         self.places = [
             [order[name] if dtype else -1 for name, dtype in zip(names, kernel.pointers.values())] for kernel, names, _ in self.launches
         ]
+
+    def _summed(self, step: Sums) -> list[str]:
+        """Of the two that a launch may sum, those it does."""
+        if step.what == "sets":
+            return ["c1", "c2"] if self.problem.spec.centered else ["c2"]
+        return [name for name in _names(step) if getattr(self.needs, name)]
 
     def __call__(self, dy: Tensor, x: Tensor, weight, bias, mean, rstd: Tensor, extras: Extras, var: Tensor | None) -> Gradients:
         problem, needs, device = self.problem, self.needs, x.device
@@ -233,7 +243,7 @@ class _Run:
         weights: Sequence[Tensor | None] = (None, None)
         wanted = mixed is not None and (self.needs.x or self.needs.mean_weight or self.needs.var_weight)
         for kernel, names, applies in self.launches:
-            if mixed is not None and applies:
+            if mixed is not None and wanted and applies:
                 t["c1"], t["c2"], *weights = self._mixed(mixed, t["c1"], t["c2"], rstd)
                 wanted = False
             kernel(stream, dict(zip(kernel.pointers, (t.get(name) for name in names))))

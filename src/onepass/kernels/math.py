@@ -211,8 +211,8 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
     x, dy = x.to(tl.float32), dy.to(tl.float32)
     if FROM_Y:  # where the factor is 0, x_hat cannot be known
         x_hat = tl.where(mask, tl.where(factor == 0, float("nan"), (x - term) / factor), 0.0)
-    else:
-        x_hat = (x - mean) * rstd
+    else:  # (outside, -mean·rstd might be infinite, and 0·inf enter the sums)
+        x_hat = tl.where(mask, x - mean, 0.0) * rstd
     dz = dy
     if ACTIVATION != "":
         dz = activate_back(dy, x_hat * factor + term, ACTIVATION)
