@@ -173,7 +173,7 @@ BACKWARD = {  # a call for each family of the backward
     "row_reread": lambda x, w: O.group_norm(x, 4, w[:20], w[:20], activation="silu"),
     "tile": lambda x, w: O.layer_norm2d(x, w[:20], w[:20], activation="relu"),
     "tile_reread": lambda x, w: O.group_norm(x.to(memory_format=torch.channels_last), 4, w[:20], w[:20], activation="silu"),
-    "apply": lambda x, w: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device), w[:20], w[:20]),
+    "apply": lambda x, w: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device, dtype=x.dtype), w[:20], w[:20]),
 }
 
 
