@@ -126,12 +126,3 @@ def test_parameters_that_are_not_contiguous():
     with onepass.force("row"), torch.no_grad():
         y = O.layer_norm(x, (24,), params[:, 0], params[:, 1])
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (24,), *params.T.contiguous()))
-
-
-@pytest.mark.parametrize("family", ["row", "row_reread"])
-def test_what_lies_outside_of_a_row_is_no_part_of_its_sums(family):
-    """There -mean·rstd is infinite."""
-    x = torch.full((3, 33), 2e36, requires_grad=True)
-    with onepass.force(family):
-        (dx,) = torch.autograd.grad(O.layer_norm(x, (33,), torch.ones(33)), x, torch.randn(3, 33))
-    assert dx.isfinite().all()

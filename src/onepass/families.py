@@ -209,7 +209,8 @@ def _triton_cost(passes: Passes, back: Passes, *walks: str) -> Cost:
         traffic = (tensors * reads + 1) / (tensors + 1) / used
         if invariant:  # the choice must not depend on how much there is
             return traffic / 1e3
-        return 3 * len(steps) + problem.min_bytes(direction) * traffic / 3e6
+        launches = sum(isinstance(step, Pass) or not step.none for step in steps)
+        return 3 * launches + problem.min_bytes(direction) * traffic / 3e6
 
     return cost
 
