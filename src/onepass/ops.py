@@ -398,7 +398,7 @@ def _norm_backward_op(
         x = laid_out(x, dense_stride(x))
     ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
     grads = ready.backward(dy.to(x.dtype), x, weight, bias, mean, rstd, needs, extras, var)
-    wanted = zip(grads, needs)
+    wanted = zip(grads, Needs(*needs))
     return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
 
 
