@@ -5,11 +5,15 @@ What a kernel does with them is in `kernels/`; the sizes were tuned on an H200, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any, TypeVar
 
 from .device import Device
 from .problem import NormProblem, ParamMap
+
+Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
 
 ROW, TILE, COMBINE = "row", "tile", "combine"
 LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
@@ -172,14 +176,15 @@ def row_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[P
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
     taken = _row(flat, device, parts, *reduce[1:], reduce=True)
     applied = _row(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
-    return _chained(device, taken, _combine(flat, taken, device), applied)
+    return chained(device, (taken, _combine(flat, taken, device), applied))
 
 
-def _chained(device: Device, first: Pass, second: Pass, third: Pass) -> tuple[Pass, ...]:
-    """Three launches, each of which starts while the one before ends, where the device can."""
+def chained(device: Device, steps: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Launches, each of which starts while the one before ends, where the device can."""
     if not device.chains:
-        return first, second, third
-    return replace(first, leads=True), replace(second, leads=True, follows=True), replace(third, follows=True)
+        return tuple(steps)
+    last = len(steps) - 1
+    return tuple(replace(step, leads=i < last, follows=i > 0) for i, step in enumerate(steps))
 
 
 def _row(w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False) -> Pass:
@@ -218,7 +223,7 @@ def tile_reread(problem: NormProblem, device: Device, invariant: bool) -> tuple[
     w = walk(problem)
     programs = 3 if w.total * w.reps * w.run >= 2**23 else 2
     taken = _tile(w, device, programs, 64, 128, _stages(problem, device, 2048, 4), 256 if invariant else 0, reduce=True)
-    return _chained(device, taken, _combine(w, taken, device), _tile_apply(problem, w, device))
+    return chained(device, (taken, _combine(w, taken, device), _tile_apply(problem, w, device)))
 
 
 def _tile_apply(problem: NormProblem, w: Walk, device: Device) -> Pass:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from .device import Device
 from .problem import NormProblem, ParamMap
-from .tiling import NARROWEST, ROW, TILE, Pass, Segments, Walk, head_and_tail, power_of_two, uses, walk, warps_for
+from .tiling import NARROWEST, ROW, TILE, Pass, Segments, Walk, chained, head_and_tail, power_of_two, uses, walk, warps_for
 
 BLOCK = 8192  # elements of x that one program can keep, beside those of dy and two sums
 LONGEST_ROW, LARGEST_TILE = 2 * BLOCK, BLOCK
@@ -138,17 +138,8 @@ Passes = Callable[[NormProblem, Device, bool], tuple[Step, ...]]
 
 
 def _chained(passes: Passes) -> Passes:
-    """Each launch starts while the one before ends, where the device can."""
-
-    @wraps(passes)
-    def chained(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-        steps = passes(problem, device, invariant)
-        if not device.chains:
-            return steps
-        last = len(steps) - 1
-        return tuple(replace(step, leads=i < last, follows=i > 0) for i, step in enumerate(steps))
-
-    return chained
+    """With its launches chained."""
+    return wraps(passes)(lambda problem, device, invariant: chained(device, passes(problem, device, invariant)))
 
 
 class Cut(NamedTuple):

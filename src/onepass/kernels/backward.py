@@ -64,11 +64,11 @@ def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) 
         else:
             wanted = writes or (step.apply and needs.x) or (step.reduce and wants["sets"])
         kept += [(step, writes)] if wanted else []
-    missing = {what for what, _ in maps(problem, passes[0].walk) if wants[what]} - {
-        step.what for step in plan.passes if isinstance(step, Sums)
-    }
-    assert not missing, f"no launch sums over {missing}"
-    alone = {name for step in plan.passes if isinstance(step, Sums) and step.none for name in _names(step)}
+    sums = [step for step in plan.passes if isinstance(step, Sums)]
+    assert all(any(step.what == what for step in sums) for what, _ in maps(problem, writer.walk)), (
+        "a parameter's cells are added up by no launch"
+    )
+    alone = {name for step in sums if step.none for name in _names(step)}
     found: list[tuple[Step, Kernel]] = []
     for i, (step, writes) in enumerate(kept):
         if any(step.leads for step in plan.passes):
