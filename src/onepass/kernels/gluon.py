@@ -1,0 +1,21 @@
+"""Gluon as this project uses it, under the names of Triton 3.9: it is experimental, and its names change between versions.
+
+What is missing here is not used elsewhere; a new version is met in this file alone.
+"""
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+__all__ = ["GluonASTSource", "TensorDescriptor", "async_load", "barrier", "fence_async_shared", "gl", "jit", "mbarrier"]
+
+_tma: Any = tma
+_gl: Any = gl
+
+jit = gluon.jit
+async_load = _tma.async_load if hasattr(tma, "async_load") else _tma.async_copy_global_to_shared
+barrier = _gl.barrier if hasattr(gl, "barrier") else _gl.thread_barrier
