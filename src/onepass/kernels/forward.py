@@ -12,7 +12,7 @@ from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
 from ..tiling import COMBINE, ROW, TEAM, TILE, Pass, power_of_two, uses
-from .arguments import numbers, statistic, wide, wide_parameters
+from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
 from .counters import Counters
 from .launch import Kernel, current, dense
@@ -69,6 +69,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     if team:  # in one launch, which always reduces and applies
         for name in ("REDUCE", "APPLY", "TAIL", "SHORT", "LEADS", "FOLLOWS"):
             del constants[name]
+        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w)}
         constants["MEMBERS"] = power_of_two(step.parts_r)
     return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), shared)
 

@@ -19,7 +19,8 @@ def team_forward(
     parts_r, parts_t, chunk_r, chunk_t, m2_at, columns, teams, units,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDENT: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr, MEMBERS: tl.constexpr,
+    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, NEAR: tl.constexpr,
+    MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the tile walk's. A set is in parts_r parts, one for each member; MEMBERS is the next power of two.
 
@@ -27,6 +28,8 @@ def team_forward(
     """
     x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
     maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
+    if ALIKE:
+        y_o, y_r, y_s = x_o, x_r, x_s
     strides = x_o, x_r, x_s, y_o, y_r, y_s
     pid = program(False, WIDE, False, False)
     team, member, start, end = pid, 0, 0, reps
@@ -42,16 +45,18 @@ def team_forward(
         o, column = unit // chunk_t, unit % chunk_t * BLOCK_J + lane
         s, t = column // BLOCK_RUN, column % BLOCK_RUN
         x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
+        if NEAR:
+            x_at, y_at = x_at.to(tl.int32), y_at.to(tl.int32)
         if RESIDENT:
             r = start + i
             inside = r < end
-            kept = load(x, x_at + r.to(tl.int64) * x_r, inside & here, "")
+            kept = load(x, x_at + _index(r, NEAR) * x_r, inside & here, "")
             own = over_run(tl.sum(kept, 0, keep_dims=True), BLOCK_J, BLOCK_RUN) / count  # (2)
             if CENTERED:
                 kept = tl.where(inside & here, kept - own, 0.0)
             m2 = over_run(tl.sum(kept * kept, 0, keep_dims=True), BLOCK_J, BLOCK_RUN)
         else:
-            own, m2 = _reduce(x, x_at, start, end, x_r, run, here, CENTERED, BLOCK_I, BLOCK_J, BLOCK_RUN, STAGES)
+            own, m2 = _reduce(x, x_at, start, end, x_r, run, here, CENTERED, BLOCK_I, BLOCK_J, BLOCK_RUN, STAGES, NEAR)
         mean, teller = own, here & (t == 0)  # who stores what belongs to a set
         if MEMBERS > 1:
             first = o.to(tl.int64) * parts_r * sets + s
@@ -59,7 +64,10 @@ def team_forward(
                 tl.store(parts_ptr + first + member * sets, own, mask=teller)
             tl.store(parts_ptr + m2_at + first + member * sets, m2, mask=teller)
             _meet(counters_ptr + team, member, parts_r)
-            mean, m2 = _merged(parts_ptr + first, m2_at, reps, sets, run, parts_r, chunk_r, here, CENTERED, BLOCK_J, MEMBERS)
+            mean, m2 = _merged(
+                parts_ptr + o.to(tl.int64) * parts_r * sets, m2_at, unit % chunk_t * (BLOCK_J // BLOCK_RUN),
+                reps, sets, run, parts_r, chunk_r, CENTERED, BLOCK_J, BLOCK_RUN, MEMBERS,
+            )  # fmt: skip
             teller &= member == 0
         var = m2 / reps / run  # (3)
         rstd = inverse_deviation(var, eps)
@@ -68,7 +76,7 @@ def team_forward(
             if CENTERED and MEMBERS > 1:
                 kept += own - mean
             factor, term = line(rstd, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
-            store(y_ptr, y_at + r.to(tl.int64) * y_r, kept * factor + term, inside & here, ACTIVATION, "")
+            store(y_ptr, y_at + _index(r, NEAR) * y_r, kept * factor + term, inside & here, ACTIVATION, "")
         else:
             source = x_ptr
             if residual_ptr is not None:
@@ -81,18 +89,27 @@ def team_forward(
             for back in tl.range(0, end - start, BLOCK_I, num_stages=STAGES):
                 r = last - back + i
                 inside = r < end
-                again = load((source, None, None), x_at + r.to(tl.int64) * x_r, inside & here, "")
+                again = load((source, None, None), x_at + _index(r, NEAR) * x_r, inside & here, "")
                 if EACH:
                     factor, term = line(rstd, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
                 if CENTERED:
                     again -= mean
-                store(y_ptr, y_at + r.to(tl.int64) * y_r, again * factor + term, inside & here, ACTIVATION, "")
+                store(y_ptr, y_at + _index(r, NEAR) * y_r, again * factor + term, inside & here, ACTIVATION, "")
+
+
+@triton.jit
+def _index(r, NEAR: tl.constexpr):
+    if NEAR:
+        return r
+    else:
+        return r.to(tl.int64)
 
 
 @triton.jit
 def _reduce(
     x_ptrs, x_at, start, end, x_r, run, here,
     CENTERED: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr,
+    NEAR: tl.constexpr,
 ):  # fmt: skip
     """The mean and M2 of what rows from start to end have of each set, in each of its columns. (14), (15)"""
     i = tl.arange(0, BLOCK_I)[:, None]
@@ -101,7 +118,7 @@ def _reduce(
     for r0 in tl.range(start, end, BLOCK_I, num_stages=STAGES):
         mask = (r0 + i < end) & here
         k += 1.0
-        mean, m2 = update(mean, m2, k, load(x_ptrs, x_at + (r0 + i).to(tl.int64) * x_r, mask, ""), mask, CENTERED)
+        mean, m2 = update(mean, m2, k, load(x_ptrs, x_at + _index(r0 + i, NEAR) * x_r, mask, ""), mask, CENTERED)
     rows = (end - start) * 1.0
     mean, m2 = merge(mean, m2, lanes(start, end, BLOCK_I)[:, None], rows, 0, CENTERED)
     if CENTERED:
@@ -113,22 +130,36 @@ def _reduce(
 
 @triton.jit
 def _merged(
-    parts_ptr, m2_at, reps, sets, run, parts_r, chunk_r, here, CENTERED: tl.constexpr, BLOCK_J: tl.constexpr, MEMBERS: tl.constexpr
+    parts_ptr, m2_at, s0, reps, sets, run, parts_r, chunk_r,
+    CENTERED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """The mean and M2 of sets from those of all members, some at a time."""
-    BLOCK: tl.constexpr = min(MEMBERS, max(4096 // BLOCK_J, 1))
-    mean, m2, n = tl.zeros((BLOCK, BLOCK_J), tl.float32), tl.zeros((BLOCK, BLOCK_J), tl.float32), tl.zeros((BLOCK, BLOCK_J), tl.float32)
+    """The mean and M2 of the sets from s0 on, in each of their columns, from those of all members. (14), (15)"""
+    SETS: tl.constexpr = BLOCK_J // BLOCK_RUN
+    BLOCK: tl.constexpr = min(MEMBERS, 4096 // SETS)
+    s = s0 + tl.arange(0, SETS)[None, :]
+    n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
     for first in range(0, parts_r, BLOCK):
         part = first + tl.arange(0, BLOCK)[:, None]
-        there = (part < parts_r) & here
-        n_part = tl.where(there, tl.minimum(reps - part * chunk_r, chunk_r) * 1.0 * run, 0.0)
+        at, mask = parts_ptr + part * sets + s, (part < parts_r) & (s < sets)
+        n_part = tl.where(mask, tl.minimum(reps - part * chunk_r, chunk_r) * 1.0 * run, 0.0)
         # Past the first cache, which belongs to one multiprocessor.
-        m2_part = tl.load(parts_ptr + m2_at + part * sets, mask=there, other=0.0, cache_modifier=".cg")
+        m2_part = tl.load(at + m2_at, mask=mask, other=0.0, cache_modifier=".cg")
         mean_part = m2_part
         if CENTERED:
-            mean_part = tl.load(parts_ptr + part * sets, mask=there, other=0.0, cache_modifier=".cg")
+            mean_part = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
         mean, m2, n = join(mean, m2, n, mean_part, m2_part, n_part, CENTERED)
-    return merge(mean, m2, n, reps * 1.0 * run, 0, CENTERED)
+    mean, m2 = merge(mean, m2, n, reps * 1.0 * run, 0, CENTERED)
+    return _in_columns(mean, BLOCK_J, BLOCK_RUN), _in_columns(m2, BLOCK_J, BLOCK_RUN)
+
+
+@triton.jit
+def _in_columns(each, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
+    """What each set has, in each of its columns."""
+    SETS: tl.constexpr = BLOCK_J // BLOCK_RUN
+    if BLOCK_RUN == 1:
+        return each
+    else:
+        return tl.reshape(tl.broadcast_to(tl.reshape(each, (SETS, 1)), (SETS, BLOCK_RUN)), (1, BLOCK_J))
 
 
 @triton.jit
