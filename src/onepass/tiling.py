@@ -71,7 +71,7 @@ class Pass:
     warps: int
     block_i: int
     block_j: int
-    block_run: int = 1  # tile, resident, and team: columns for each set
+    block_run: int = 1  # tile, resident: columns for each set; team: the same, or 0 where a run is no power of two
     tail: int = 0  # resident: a second block along the set, where a power of two is too short
     resident: bool = False
     reduce: bool = False
@@ -83,6 +83,7 @@ class Pass:
     stages: int = 1  # blocks in flight at a time
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
+    sets: int = 1  # team: whole ones in a block
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     @property

@@ -22,13 +22,13 @@ THREADS = 512  # one program for each multiprocessor: 128 registers for each thr
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71, 256: 4.00}
 # Microseconds. The barrier is assumed, to be measured.
 LAUNCH, BARRIER = 3.0, 2.0
-MERGE = 0.25  # for 2048 parts, assumed
+MERGE = 0.7  # for 256 parts, which are read at a time; assumed
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
 LOOP = 1.1  # against three launches of many small programs, which hide their latencies better; from the second of those probes
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
-FEW = 1.5  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
+FEW = 1.25  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
 
 
 def team_cannot(problem: NormProblem, device: Device) -> list[str]:
@@ -37,7 +37,7 @@ def team_cannot(problem: NormProblem, device: Device) -> list[str]:
     w = walk(problem)
     if w.reps == 1:
         return ["a set is one run: there is nothing to share"]
-    if power_of_two(w.run) > WIDEST:
+    if w.run > WIDEST:
         return [f"a run of {w.run} is longer than the {WIDEST} columns that a block has"]
     return []
 
@@ -62,12 +62,9 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
     """Blocks of several widths, by teams of several sizes; kept in registers where a member's rows fit."""
     most = 1 if device.kind == "cpu" else device.sms  # the interpreter runs programs one after another
     sizes = sorted({most // teams for teams in range(1, most + 1)})
-    block_run = power_of_two(w.run)
-    widest = min(power_of_two(w.sets) * block_run, WIDEST)
     most_kept = THREADS * (64 if device.prefetches else 32)  # lanes; AMD's compiler spills with more for each thread
-    block_j = min(max(block_run, 32), widest)
-    while block_j <= widest:
-        blocks = ceil(w.sets * block_run / block_j)
+    for sets in _blocks(problem, w):
+        block_j = power_of_two(sets * w.run)
         for members in sizes:
             rows = ceil(w.reps / members)
             resident = power_of_two(rows) * block_j <= most_kept
@@ -76,12 +73,24 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
             warps = warps_for(min(block_i * block_j // 16, THREADS), device)
             size = block_i * block_j * problem.dtype.itemsize * (2 if problem.addends else 1)
             stages = 1 if resident or not device.prefetches else max(min(4, device.shared // size), 1)
+            whole = w.run if power_of_two(w.run) == w.run and power_of_two(sets) == sets else 0
             shares = Pass(
-                *(TEAM, w, 0, warps, block_i, block_j, block_run, 0, resident, True, True),
-                *(ceil(w.reps / chunk_r), 1, chunk_r, blocks, stages),
+                *(TEAM, w, 0, warps, block_i, block_j, whole, 0, resident, True, True),
+                *(ceil(w.reps / chunk_r), 1, chunk_r, ceil(w.sets / sets), stages),
+                sets=sets,
             )
             yield _placed(shares, w, device)
-        block_j *= 2
+
+
+def _blocks(problem: NormProblem, w: Walk) -> set[int]:
+    """How many sets a block may have: what fills a power of two of columns, and less, so that a block begins where wide loads do."""
+    found = set()
+    for block_j in (32, 64, 128, 256):
+        most = min(max(block_j // w.run, 1), w.sets)
+        aligned = [sets for sets in range(1, most + 1) if sets * w.run * problem.dtype.itemsize % 16 == 0]
+        even = [sets for sets in aligned if w.sets % sets == 0]
+        found |= {most, *aligned[-1:], *even[-1:]}
+    return found
 
 
 def _placed(step: Pass, w: Walk, device: Device) -> Pass:
@@ -93,13 +102,12 @@ def _placed(step: Pass, w: Walk, device: Device) -> Pass:
 def _time(problem: NormProblem, device: Device, step: Pass) -> float:
     """Microseconds, in the scale of the other families' costs."""
     w, rounds = step.walk, ceil(step.units / step.teams)
-    real = min(step.block_j // step.block_run, w.sets) * w.run
-    busiest = rounds * step.chunk_r * real * device.sms / (w.total * w.reps * w.run)  # over a fair share
+    busiest = rounds * step.chunk_r * step.sets * w.run * device.sms / (w.total * w.reps * w.run)  # over a fair share
     idle = device.sms / step.programs
     busiest = max(busiest / min(idle, FEW), 1.0)
     waits = (rounds - 1) * (STALL if step.parts_r > 1 else REFILL)
     if step.parts_r > 1:
-        waits += BARRIER + power_of_two(step.parts_r) * step.block_j / 2048 * MERGE
+        waits += BARRIER + ceil(power_of_two(step.parts_r) * power_of_two(step.sets) / 256) * MERGE
     traffic = (_reads(problem, device, step) + 1) / 2
     return LAUNCH + waits + problem.min_bytes("forward") / 3e6 * traffic * busiest / _rate(problem, step)
 
@@ -109,7 +117,7 @@ def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
     if step.resident:
         return 1.0
     w = step.walk
-    flying = min(step.teams, step.units) * step.block_j * w.run / step.block_run * w.reps * problem.dtype.itemsize
+    flying = min(step.teams, step.units) * step.sets * w.run * w.reps * problem.dtype.itemsize
     found = min(SHARE_OF_L2 * device.l2 / flying, 1.0)
     return 2.0 - found * (1.0 - FROM_L2)
 
@@ -117,7 +125,7 @@ def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
 def _rate(problem: NormProblem, step: Pass) -> float:
     """Of copying chunks as wide as a block, against those of a line of memory, 128 bytes."""
     w = step.walk
-    sets = min(step.block_j // step.block_run, w.sets) if w.dense else 1
+    sets = step.sets if w.dense else 1
     width = max(RATES) if sets == w.sets else min(sets * w.run * problem.dtype.itemsize, max(RATES))  # all sets: one chunk after another
     (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
     rate = (slow + (fast - slow) * (width - low) / (high - low)) / RATES[128]

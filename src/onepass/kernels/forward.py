@@ -40,7 +40,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     w, spec, dtype = step.walk, problem.spec, problem.dtype
     team = step.kernel == TEAM
     shared = team and step.parts_r > 1
-    flat = w.reps == 1 if step.kernel == ROW else w.dense and (not (step.resident or team) or step.block_run == w.run)
+    flat = w.reps == 1 if step.kernel == ROW else w.dense and (team or not step.resident or step.block_run == w.run)
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
     fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
     pointers = {
@@ -56,7 +56,8 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         **({"counters": torch.int32 if shared else None} if team else {}),
     }
     scalars = {"eps": float(spec.eps), **numbers(w, flat and step.kernel != ROW), **_parts(step), "columns": w.columns}
-    scalars |= {"teams": step.teams, "units": step.units} if team else {}
+    if team:
+        scalars |= {"teams": step.teams, "units": step.units, "each": step.sets, "width": step.sets * w.run}
     constants = {
         **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
@@ -69,8 +70,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     if team:  # in one launch, which always reduces and applies
         for name in ("REDUCE", "APPLY", "TAIL", "SHORT", "LEADS", "FOLLOWS"):
             del constants[name]
-        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w)}
-        constants["MEMBERS"] = power_of_two(step.parts_r)
+        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w), "SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)}
     return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), shared)
 
 

@@ -1,6 +1,6 @@
 """The tile walk by teams: sets that are too large for one program are shared by several that run at the same time, in one launch.
 
-A unit is one o and a block of columns, whole sets. Each member of a team takes the moments of its share of the rows, waits for those of the
+A unit is one o and a block of columns, which are whole sets. Each member of a team takes the moments of its share of the rows, waits for those of the
 others, merges them all in the same order, and applies the result to its rows.
 """
 
@@ -16,13 +16,16 @@ def team_forward(
     x_ptr, residual_ptr, sum_ptr, y_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, var_ptr, parts_ptr, counters_ptr,
     eps, total, reps, sets, run, x_o, x_r, x_s, y_o, y_r, y_s,
     p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
-    parts_r, parts_t, chunk_r, chunk_t, m2_at, columns, teams, units,
+    parts_r, parts_t, chunk_r, chunk_t, m2_at, columns, teams, units, each, width,
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDENT: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, NEAR: tl.constexpr,
-    MEMBERS: tl.constexpr,
+    SETS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the tile walk's. A set is in parts_r parts, one for each member; MEMBERS is the next power of two.
+
+    A block has `each` whole sets, of `width` columns together, which follow one another whatever the length of a run; SETS is the next power
+    of two. BLOCK_RUN is the run where that is a power of two, or 0.
 
     A team of one has nobody to wait for: it needs neither counters nor parts.
     """
@@ -42,21 +45,26 @@ def team_forward(
     i = tl.arange(0, BLOCK_I)[:, None]
     lane = tl.arange(0, BLOCK_J)[None, :]
     for unit in tl.range(team, units, teams, num_stages=1):
-        o, column = unit // chunk_t, unit % chunk_t * BLOCK_J + lane
-        s, t = column // BLOCK_RUN, column % BLOCK_RUN
+        o, block = unit // chunk_t, unit % chunk_t
+        s0, column = block * each, block * width + lane
+        if BLOCK_RUN:
+            s, t = column // BLOCK_RUN, column % BLOCK_RUN
+        else:
+            s, t = column // run, column % run
         x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
+        here &= lane < width
         if NEAR:
             x_at, y_at = x_at.to(tl.int32), y_at.to(tl.int32)
         if RESIDENT:
             r = start + i
             inside = r < end
             kept = load(x, x_at + _index(r, NEAR) * x_r, inside & here, "")
-            own = over_run(tl.sum(kept, 0, keep_dims=True), BLOCK_J, BLOCK_RUN) / count  # (2)
+            own = _over_sets(tl.sum(kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS) / count  # (2)
             if CENTERED:
                 kept = tl.where(inside & here, kept - own, 0.0)
-            m2 = over_run(tl.sum(kept * kept, 0, keep_dims=True), BLOCK_J, BLOCK_RUN)
+            m2 = _over_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS)
         else:
-            own, m2 = _reduce(x, x_at, start, end, x_r, run, here, CENTERED, BLOCK_I, BLOCK_J, BLOCK_RUN, STAGES, NEAR)
+            own, m2 = _reduce(x, x_at, start, end, x_r, run, s - s0, here, CENTERED, BLOCK_I, BLOCK_J, BLOCK_RUN, SETS, STAGES, NEAR)
         mean, teller = own, here & (t == 0)  # who stores what belongs to a set
         if MEMBERS > 1:
             first = o.to(tl.int64) * parts_r * sets + s
@@ -65,8 +73,8 @@ def team_forward(
             tl.store(parts_ptr + m2_at + first + member * sets, m2, mask=teller)
             _meet(counters_ptr + team, member, parts_r)
             mean, m2 = _merged(
-                parts_ptr + o.to(tl.int64) * parts_r * sets, m2_at, unit % chunk_t * (BLOCK_J // BLOCK_RUN),
-                reps, sets, run, parts_r, chunk_r, CENTERED, BLOCK_J, BLOCK_RUN, MEMBERS,
+                parts_ptr + o.to(tl.int64) * parts_r * sets, m2_at, s0, s - s0, reps, sets, run, parts_r, chunk_r,
+                CENTERED, BLOCK_J, BLOCK_RUN, SETS, MEMBERS,
             )  # fmt: skip
             teller &= member == 0
         var = m2 / reps / run  # (3)
@@ -107,9 +115,9 @@ def _index(r, NEAR: tl.constexpr):
 
 @triton.jit
 def _reduce(
-    x_ptrs, x_at, start, end, x_r, run, here,
-    CENTERED: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr,
-    NEAR: tl.constexpr,
+    x_ptrs, x_at, start, end, x_r, run, set_, here,
+    CENTERED: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr,
+    STAGES: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """The mean and M2 of what rows from start to end have of each set, in each of its columns. (14), (15)"""
     i = tl.arange(0, BLOCK_I)[:, None]
@@ -122,20 +130,20 @@ def _reduce(
     rows = (end - start) * 1.0
     mean, m2 = merge(mean, m2, lanes(start, end, BLOCK_I)[:, None], rows, 0, CENTERED)
     if CENTERED:
-        of_set = over_run(mean, BLOCK_J, BLOCK_RUN) / run
+        of_set = _over_sets(mean, set_, BLOCK_J, BLOCK_RUN, SETS) / run
         delta = tl.where(here, mean - of_set, 0.0)
         mean, m2 = of_set, m2 + delta * delta * rows
-    return mean, over_run(m2, BLOCK_J, BLOCK_RUN)
+    return mean, _over_sets(m2, set_, BLOCK_J, BLOCK_RUN, SETS)
 
 
 @triton.jit
 def _merged(
-    parts_ptr, m2_at, s0, reps, sets, run, parts_r, chunk_r,
-    CENTERED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, MEMBERS: tl.constexpr,
+    parts_ptr, m2_at, s0, set_, reps, sets, run, parts_r, chunk_r,
+    CENTERED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """The mean and M2 of the sets from s0 on, in each of their columns, from those of all members. (14), (15)"""
-    SETS: tl.constexpr = BLOCK_J // BLOCK_RUN
-    BLOCK: tl.constexpr = min(MEMBERS, 4096 // SETS)
+    # Loads of as many elements as there are threads would impose their layout on all that follows, and send the rows through shared memory.
+    BLOCK: tl.constexpr = min(MEMBERS, max(256 // SETS, 1))
     s = s0 + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
     for first in range(0, parts_r, BLOCK):
@@ -149,17 +157,27 @@ def _merged(
             mean_part = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
         mean, m2, n = join(mean, m2, n, mean_part, m2_part, n_part, CENTERED)
     mean, m2 = merge(mean, m2, n, reps * 1.0 * run, 0, CENTERED)
-    return _in_columns(mean, BLOCK_J, BLOCK_RUN), _in_columns(m2, BLOCK_J, BLOCK_RUN)
+    mean, m2 = tl.reshape(mean, (SETS, 1)), tl.reshape(m2, (SETS, 1))
+    return _in_columns(mean, set_, BLOCK_J, BLOCK_RUN, SETS), _in_columns(m2, set_, BLOCK_J, BLOCK_RUN, SETS)
 
 
 @triton.jit
-def _in_columns(each, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
-    """What each set has, in each of its columns."""
-    SETS: tl.constexpr = BLOCK_J // BLOCK_RUN
-    if BLOCK_RUN == 1:
-        return each
+def _over_sets(sums, set_, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr):
+    """The sum over the columns of each set, in each of them."""
+    if BLOCK_RUN:
+        return over_run(sums, BLOCK_J, BLOCK_RUN)
     else:
-        return tl.reshape(tl.broadcast_to(tl.reshape(each, (SETS, 1)), (SETS, BLOCK_RUN)), (1, BLOCK_J))
+        each = tl.sum(tl.where(set_ == tl.arange(0, SETS)[:, None], sums, 0.0), 1, keep_dims=True)
+        return _in_columns(each, set_, BLOCK_J, BLOCK_RUN, SETS)
+
+
+@triton.jit
+def _in_columns(each, set_, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr):
+    """What each of SETS sets has, [SETS, 1], in each of its columns, [1, BLOCK_J]."""
+    if BLOCK_RUN:
+        return tl.reshape(tl.broadcast_to(each, (SETS, BLOCK_RUN)), (1, BLOCK_J))
+    else:
+        return tl.sum(tl.where(set_ == tl.arange(0, SETS)[:, None], each, 0.0), 0, keep_dims=True)
 
 
 @triton.jit
