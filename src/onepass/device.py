@@ -10,6 +10,9 @@ from importlib.util import find_spec
 
 import torch
 
+# As Triton 3.9 compiles it for gfx942, a program says that its moments are there without having waited for the stores of all its waves.
+NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
+
 
 @dataclass(frozen=True)
 class Device:
@@ -55,10 +58,11 @@ def describe(device: torch.device) -> Device:
 
 def _no_team(device: torch.device, nvidia: bool) -> str:
     """Whether the driver can promise that all programs of a launch run at the same time."""
-    library, ask, attribute = ("libcuda.so.1", "cuDeviceGetAttribute", 95) if nvidia else ("libamdhip64.so", "hipDeviceGetAttribute", 10)
+    if not nvidia:
+        return NO_TEAM_ON_AMD
     can, number = ctypes.c_int(0), torch.cuda.current_device() if device.index is None else device.index
     try:
-        failed = getattr(ctypes.CDLL(library), ask)(ctypes.byref(can), attribute, number)
+        failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # cooperative launch
     except (OSError, AttributeError):
-        return f"{library}, which knows whether programs can run at the same time, is not to be found"
+        return "libcuda.so.1, which knows whether programs can run at the same time, is not to be found"
     return "" if can.value and not failed else "the driver cannot promise that programs run at the same time (cooperative launch)"

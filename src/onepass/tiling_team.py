@@ -16,19 +16,20 @@ from .tiling import TEAM, Pass, Walk, power_of_two, walk, warps_for
 
 LOOPED = 8192  # of a block that is one of many
 WIDEST = 256  # columns of a block; sets of longer runs are as well read along them
-THREADS = 512  # one program for each multiprocessor: 128 registers for each thread
+THREADS = 512  # of a program that reads again
+KEEPING = 256  # of one that keeps its rows: 255 registers for each thread, of which the fewer threads the fewer are not of the rows
 
-# H200, 2026-11-15: a copy by chunks of so many bytes of each row, in TB/s.
-RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71, 256: 4.00}
+# H200, 2026-11-15: a copy by chunks of so many bytes of each row, in TB/s; by wider ones it is hardly faster (4.00 by 256).
+RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 # Microseconds. The barrier is assumed, to be measured.
 LAUNCH, BARRIER = 3.0, 2.0
-MERGE = 0.7  # for 256 parts, which are read at a time; assumed
+MERGE = 0.7  # for 128 parts, which are read at a time; assumed
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
 LOOP = 1.1  # against three launches of many small programs, which hide their latencies better; from the second of those probes
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
-FEW = 1.25  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
+FEW = 1.1  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
 
 
 def team_cannot(problem: NormProblem, device: Device) -> list[str]:
@@ -62,15 +63,19 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
     """Blocks of several widths, by teams of several sizes; kept in registers where a member's rows fit."""
     most = 1 if device.kind == "cpu" else device.sms  # the interpreter runs programs one after another
     sizes = sorted({most // teams for teams in range(1, most + 1)})
-    most_kept = THREADS * (64 if device.prefetches else 32)  # lanes; AMD's compiler spills with more for each thread
     for sets in _blocks(problem, w):
+        keeping, kept = (
+            (KEEPING, 128) if device.prefetches else (THREADS, 32)
+        )  # threads, and lanes of each; AMD's compiler spills with more
+        if sets * w.run * problem.dtype.itemsize % 16:  # many narrow loads, and as many addresses
+            kept //= 2
         block_j = power_of_two(sets * w.run)
         for members in sizes:
             rows = ceil(w.reps / members)
-            resident = power_of_two(rows) * block_j <= most_kept
+            resident = power_of_two(rows) * block_j <= keeping * kept
             block_i = power_of_two(rows) if resident else max(LOOPED // block_j, 1)
             chunk_r = rows if resident else ceil(rows / block_i) * block_i
-            warps = warps_for(min(block_i * block_j // 16, THREADS), device)
+            warps = warps_for(min(block_i * block_j // 8, keeping if resident else THREADS), device)
             size = block_i * block_j * problem.dtype.itemsize * (2 if problem.addends else 1)
             stages = 1 if resident or not device.prefetches else max(min(4, device.shared // size), 1)
             whole = w.run if power_of_two(w.run) == w.run and power_of_two(sets) == sets else 0
@@ -89,7 +94,7 @@ def _blocks(problem: NormProblem, w: Walk) -> set[int]:
         most = min(max(block_j // w.run, 1), w.sets)
         aligned = [sets for sets in range(1, most + 1) if sets * w.run * problem.dtype.itemsize % 16 == 0]
         even = [sets for sets in aligned if w.sets % sets == 0]
-        found |= {most, *aligned[-1:], *even[-1:]}
+        found |= {*aligned[-1:], *even[-1:]} or {most}
     return found
 
 
@@ -107,9 +112,10 @@ def _time(problem: NormProblem, device: Device, step: Pass) -> float:
     busiest = max(busiest / min(idle, FEW), 1.0)
     waits = (rounds - 1) * (STALL if step.parts_r > 1 else REFILL)
     if step.parts_r > 1:
-        waits += BARRIER + ceil(power_of_two(step.parts_r) * power_of_two(step.sets) / 256) * MERGE
+        waits += BARRIER + ceil(power_of_two(step.parts_r) * power_of_two(step.sets) / 128) * MERGE
     traffic = (_reads(problem, device, step) + 1) / 2
-    return LAUNCH + waits + problem.min_bytes("forward") / 3e6 * traffic * busiest / _rate(problem, step)
+    element = 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())
+    return LAUNCH + waits + w.total * w.reps * w.run * element / 3e6 * traffic * busiest / _rate(problem, step)
 
 
 def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
@@ -123,10 +129,10 @@ def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
 
 
 def _rate(problem: NormProblem, step: Pass) -> float:
-    """Of copying chunks as wide as a block, against those of a line of memory, 128 bytes."""
+    """Of copying chunks as wide as a block, against those of a line of memory."""
     w = step.walk
     sets = step.sets if w.dense else 1
     width = max(RATES) if sets == w.sets else min(sets * w.run * problem.dtype.itemsize, max(RATES))  # all sets: one chunk after another
     (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
-    rate = (slow + (fast - slow) * (width - low) / (high - low)) / RATES[128]
-    return rate if step.resident else min(rate, 1.0) / LOOP
+    rate = (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())
+    return rate if step.resident else rate / LOOP

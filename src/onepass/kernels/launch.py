@@ -23,10 +23,22 @@ from .together import together
 INTERPRETED = bool(knobs.runtime.interpret)
 ALIGNED = 16  # bytes of a vector load
 # Every number that is compiled in, by its value or its divisor, is one more reason to compile again for another shape.
-# Counts never are by their value.
+# Counts never are by their value; what decides how wide loads are is by its divisor.
 COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}
 COUNTS |= {"teams", "units", "each", "width"}
-ALIGNING = {"reps", "run", "columns", "width", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "m_o"}  # by their divisor, which decides how wide loads are
+ALIGNING = {
+    "reps",
+    "run",
+    "columns",
+    "width",
+    "x_o",
+    "x_r",
+    "x_s",
+    "y_o",
+    "y_r",
+    "y_s",
+    "m_o",
+}
 _TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
 

@@ -1,7 +1,7 @@
 """The tile walk by teams: sets that are too large for one program are shared by several that run at the same time, in one launch.
 
-A unit is one o and a block of columns, which are whole sets. Each member of a team takes the moments of its share of the rows, waits for those of the
-others, merges them all in the same order, and applies the result to its rows.
+A unit is one o and a block of columns, which are whole sets. Each member of a team takes the moments of its share of the rows, waits for
+those of the others, merges them all in the same order, and applies the result to its rows.
 """
 
 import triton
@@ -24,8 +24,8 @@ def team_forward(
 ):  # fmt: skip
     """The arguments are the tile walk's. A set is in parts_r parts, one for each member; MEMBERS is the next power of two.
 
-    A block has `each` whole sets, of `width` columns together, which follow one another whatever the length of a run; SETS is the next power
-    of two. BLOCK_RUN is the run where that is a power of two, or 0.
+    A block has `each` whole sets, `width` columns that follow one another whatever the length of a run; SETS is the next power of two.
+    BLOCK_RUN is the run where both that and `each` are powers of two, or 0.
 
     A team of one has nobody to wait for: it needs neither counters nor parts.
     """
@@ -81,9 +81,9 @@ def team_forward(
         rstd = inverse_deviation(var, eps)
         store_statistics(statistics, o * sets + s, mean, rstd, var, teller)
         if RESIDENT:
-            if CENTERED and MEMBERS > 1:
-                kept += own - mean
             factor, term = line(rstd, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
+            if CENTERED and MEMBERS > 1:  # from the member's own mean to that of all
+                term += (own - mean) * factor
             store(y_ptr, y_at + _index(r, NEAR) * y_r, kept * factor + term, inside & here, ACTIVATION, "")
         else:
             source = x_ptr
@@ -143,7 +143,7 @@ def _merged(
 ):  # fmt: skip
     """The mean and M2 of the sets from s0 on, in each of their columns, from those of all members. (14), (15)"""
     # Loads of as many elements as there are threads would impose their layout on all that follows, and send the rows through shared memory.
-    BLOCK: tl.constexpr = min(MEMBERS, max(256 // SETS, 1))
+    BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = s0 + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
     for first in range(0, parts_r, BLOCK):
