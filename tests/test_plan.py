@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import onepass
-from onepass import spec
+from onepass import ops, spec
 from onepass.bench.cases import lay_out
 from onepass.bench.suite import SUITE, problem_of
 from onepass.device import NO_TEAM_ON_AMD, Device
@@ -263,3 +263,12 @@ def test_without_teams():
     chosen = plan(_diffusion(2, 320, 64), replace(H200, no_team="200 programs must run at the same time"))
     assert chosen.family == "tile_reread" and ("team", ("200 programs must run at the same time",)) in chosen.why_not
     assert plan(_diffusion(2, 320, 64), H200, "backward").family == "tile_reread"
+
+
+def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
+    """What compiling shows is a reason like any other: the call runs, and explain says why."""
+    forward = pytest.importorskip("onepass.kernels.forward")
+    monkeypatch.setattr(ops, "describe", lambda device: H200)
+    monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.family == "team" else "")
+    chosen, device = ops._settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
+    assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")

@@ -158,7 +158,8 @@ class Kernel:
 
     def load(self, device: int) -> None:
         """Compile for aligned pointers, unless that is done; raises NotResident where that shows that it cannot be launched."""
-        self._ready.get((device, True)) or self._load(device, True)
+        if (device, True) not in self._ready:
+            self._load(device, True)
 
     def _load(self, device: int, aligned: bool) -> tuple[Any, Any, Any]:
         kernel = _loaded(self.source(aligned), device)
