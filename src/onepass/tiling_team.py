@@ -67,7 +67,7 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
         keeping, kept = (
             (KEEPING, 128) if device.prefetches else (THREADS, 32)
         )  # threads, and lanes of each; AMD's compiler spills with more
-        if sets * w.run * problem.dtype.itemsize % 16:  # many narrow loads, and as many addresses
+        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads, and as many addresses
             kept //= 2
         block_j = power_of_two(sets * w.run)
         for members in sizes:
