@@ -80,7 +80,8 @@ KINDS = {  # a call for each family, and what it runs on
     "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
     "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
     "tile": lambda x: O.layer_norm2d(x, activation="relu"),
-    "tile_reread": lambda x: O.group_norm(x.to(memory_format=torch.channels_last), 4, activation="silu"),
+    "team": lambda x: O.group_norm(x.to(memory_format=torch.channels_last), 4, activation="silu"),
+    "tile_reread": lambda x: O.group_norm(x.repeat(1, 1, 8, 24).to(memory_format=torch.channels_last), 4, activation="silu"),
     "apply": lambda x: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device)),
 }
 

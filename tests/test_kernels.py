@@ -46,6 +46,8 @@ SMALL = [
     Case("group_norm", (2, 12, 5, 7), "channels_last", groups=4, init="shifted", wide=True),
     Case("group_norm", (2, 12, 5, 7), groups=3, modulate=True, affine="none"),
     Case("group_norm", (2, 12, 5), "channels_last", groups=4, residual=True, modulate=True),
+    Case("group_norm", (7, 20, 3, 5), "channels_last", groups=2, modulate=True),  # more units than teams
+    Case("group_norm", (1, 12, 90, 61), "channels_last", groups=4, residual=True),  # a team reads again
     Case("group_norm", (3, 8), groups=2),
     Case("group_norm", (2, 12, 5, 7), groups=4, save="y"),
     Case("group_norm", (2, 12, 5, 7), "sliced", groups=4),
@@ -92,7 +94,7 @@ def test_every_family_within_the_budget(case):
     assert any(error is not None for error in errors.values())
 
 
-@pytest.mark.parametrize("family", ["row", "row_reread", "tile", "tile_reread"])
+@pytest.mark.parametrize("family", ["row", "row_reread", "team", "tile", "tile_reread"])
 def test_bfloat16(family):
     """The interpreter cuts bfloat16 off where a GPU rounds: a whole ulp, not half of one."""
     x = torch.randn(2, 12, 5, 7).to(torch.bfloat16)
@@ -115,7 +117,7 @@ def test_a_row_does_not_depend_on_its_neighbours(family, length):
 def test_statistics_are_those_of_the_reference():
     x = torch.randn(2, 12, 5, 7).to(memory_format=torch.channels_last)
     expected = O.group_norm(x, 4, return_stats=True)
-    for family in ("tile", "tile_reread", "row_reread"):
+    for family in ("team", "tile", "tile_reread", "row_reread"):
         with onepass.force(family):
             result = O.group_norm(x, 4, return_stats=True)
         torch.testing.assert_close(tuple(result), tuple(expected))

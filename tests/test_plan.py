@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import onepass
-from onepass import spec
+from onepass import ops, spec
 from onepass.bench.cases import lay_out
 from onepass.bench.suite import SUITE, problem_of
-from onepass.device import Device
+from onepass.device import NO_TEAM_ON_AMD, Device
 from onepass.families import FAMILIES
-from onepass.plan import Options, plan
+from onepass.plan import CannotForce, Options, plan
 from onepass.problem import Extras, bind
 
 CPU, GPU = Device("cpu"), Device("cuda", "any")
@@ -71,7 +71,7 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="family='fast' is unknown; expected one of aten, row, tile, apply, row_reread, tile_reread, formula, reference",
+            match="family='fast' is unknown; expected one of aten, row, team, tile, apply, row_reread, tile_reread, formula, reference",
         ),
         onepass.force("fast"),
     ):
@@ -126,9 +126,9 @@ def test_explain_does_not_run():
     assert not mean.any()
 
 
-H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "")
+H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20)
 PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
-MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "")
+MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
@@ -140,7 +140,7 @@ MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "")
         (_bind(spec.layer_norm(1), (4096, 32769)), "row_reread", "row_reread"),
         (_bind(spec.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
         (_bind(spec.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
-        (_bind(spec.group_norm(32), (2, 320, 64, 64), "channels_last", torch.float16), "tile_reread", "tile_reread"),
+        (_bind(spec.group_norm(32), (32, 512, 256, 256), "channels_last", torch.float16), "tile_reread", "tile_reread"),
         (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "tile", "tile"),
         (_bind(spec.instance_norm(), (8, 64, 56, 56)), "row", "row"),
         (_bind(spec.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
@@ -167,7 +167,11 @@ def test_what_is_launched(row, device):
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
         for block in (step.block_i, step.block_j, step.block_run):
             assert block & (block - 1) == 0
-        if step.resident:
+        if step.kernel == "team":
+            assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
+            assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.chunk_t * step.sets >= w.sets
+            assert step.block_j >= step.sets * w.run and (step.block_i >= step.chunk_r or not step.resident)
+        elif step.resident:
             assert (step.block_j if step.kernel == "row" else step.block_i) + step.tail >= (w.run if step.kernel == "row" else w.reps)
         elif step.kernel == "row":
             assert step.parts_r * step.chunk_r >= w.reps and step.parts_t * step.chunk_t * step.block_j >= w.run
@@ -213,3 +217,58 @@ def test_small_sets_share_programs(problem):
 def test_a_long_row_fills_the_gpu():
     for step in plan(_bind(spec.layer_norm(1), (1, 2**24)), H200).passes[::2]:
         assert step.programs >= H200.sms
+
+
+def _diffusion(n, channels, side):
+    return _bind(spec.group_norm(32), (n, channels, side, side), "channels_last", torch.float16)
+
+
+@pytest.mark.parametrize(
+    "problem, members, resident",
+    [
+        (_diffusion(2, 320, 64), 16, True),
+        (_diffusion(2, 1280, 32), 4, True),
+        (_diffusion(8, 1280, 16), 1, True),
+        (_diffusion(16, 320, 64), 4, False),
+    ],
+    ids=lambda value: str(value.shape) if hasattr(value, "shape") else str(value),
+)
+def test_teams_for_diffusion_models(problem, members, resident):
+    """One launch on nearly all multiprocessors, and nobody to wait for where one program can have whole sets."""
+    chosen = plan(problem, H200)
+    (step,) = chosen.passes
+    assert (chosen.family, step.parts_r, step.resident) == ("team", members, resident)
+    assert 0.9 * H200.sms <= step.programs <= H200.sms and step.units == step.teams
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 33, 128, 1), (2, 640, 64, 64), (64, 1920, 8, 8), (2, 60, 301, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 32])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
+    channels = shape[1] * groups
+    problem = _bind(spec.group_norm(groups), (shape[0], channels, *shape[2:]), "channels_last", dtype)
+    try:
+        (step,) = plan(problem, H200, options=Options("team", invariant=invariant)).passes
+    except CannotForce as reason:
+        assert "a set is one run" in str(reason) or "is longer than the 256 columns" in str(reason)
+        return
+    w = step.walk
+    assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r
+    assert step.chunk_t * step.sets >= w.sets > (step.chunk_t - 1) * step.sets and step.block_j >= step.sets * w.run
+    assert step.parts_r <= step.programs <= H200.sms and step.programs % step.parts_r == 0
+
+
+def test_without_teams():
+    chosen = plan(_diffusion(2, 320, 64), replace(H200, no_team="200 programs must run at the same time"))
+    assert chosen.family == "tile_reread" and ("team", ("200 programs must run at the same time",)) in chosen.why_not
+    assert plan(_diffusion(2, 320, 64), H200, "backward").family == "tile_reread"
+
+
+def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
+    """What compiling shows is a reason like any other: the call runs, and explain says why."""
+    forward = pytest.importorskip("onepass.kernels.forward")
+    monkeypatch.setattr(ops, "describe", lambda device: H200)
+    monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.family == "team" else "")
+    chosen, device = ops._settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
+    assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")

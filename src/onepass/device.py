@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+
+# As Triton 3.9 compiles it for gfx942, a program says that its moments are there without having waited for the stores of all its waves.
+NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,8 @@ class Device:
     prefetches: bool = False  # loads can run ahead into shared memory
     chains: bool = False  # a kernel can start while the one before it ends
     no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
+    no_team: str = ""  # why programs that wait for one another cannot run, or ""
+    l2: int = 0  # bytes of the cache that all programs share
 
 
 @cache
@@ -41,7 +47,22 @@ def describe(device: torch.device) -> Device:
         if interpreted:
             missing = "TRITON_INTERPRET is set, and its interpreter runs on the CPU"
         prefetches, chains = nvidia and properties.major >= 8, nvidia and properties.major >= 9
-        return Device("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing)
+        return Device(
+            *("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing),
+            *("" if missing else _no_team(device, nvidia), properties.L2_cache_size),
+        )
     if interpreted and device.type == "cpu":
         return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing)
     return Device(device.type)
+
+
+def _no_team(device: torch.device, nvidia: bool) -> str:
+    """Whether the driver can promise that all programs of a launch run at the same time."""
+    if not nvidia:
+        return NO_TEAM_ON_AMD
+    can, number = ctypes.c_int(0), torch.cuda.current_device() if device.index is None else device.index
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # cooperative launch
+    except (OSError, AttributeError):
+        return "libcuda.so.1, which knows whether programs can run at the same time, is not to be found"
+    return "" if can.value and not failed else "the driver cannot promise that programs run at the same time (cooperative launch)"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import reference
-from .device import describe
+from .device import Device, describe
 from .families import BACKWARD, FORWARD
 from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
 from .problem import NONE, Extras, NormProblem, accumulator, bind, dense_stride, laid_out, summed_like
@@ -49,9 +50,9 @@ class Ready:
     """A problem with its launchers: planned once, then called."""
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
-        self.problem, self.device, self.options = problem, describe(device), options
+        self.problem, self.options = problem, options
         self.saved_stride = problem.seen(BACKWARD).stride  # of what a backward is handed as x
-        self.planned = plan(problem, self.device, FORWARD, options)
+        self.planned, self.device = _settled(problem, device, options)
 
     @cached_property
     def infer(self) -> Callable[..., Tensor]:
@@ -88,6 +89,18 @@ class Ready:
         return _module(planned).backward(planned, problem)
 
 
+def _settled(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
+    """The plan of the forward, and the device as it was planned for: without teams, if compiling shows that one cannot run here."""
+    described = describe(device)
+    planned = plan(problem, described, FORWARD, options)
+    settle = getattr(_module(planned), "settle", None)
+    reason = settle(planned, problem, device) if settle else ""
+    if reason:
+        described = replace(described, no_team=reason)
+        planned = plan(problem, described, FORWARD, options)
+    return planned, described
+
+
 def _module(planned: Plan) -> Any:
     return import_module(f".{planned.module}", __package__)
 
@@ -111,7 +124,7 @@ def _bind(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None,
 def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -> Ready:
     options = wishes()
     if options.explain:
-        raise Asked(problem, describe(device))
+        raise Asked(problem, _settled(problem, device, options)[1])
     if len(_ready) >= _MOST:
         _ready.clear()
     found = _ready[key] = Ready(problem, device, options)

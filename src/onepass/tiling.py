@@ -15,7 +15,7 @@ from .problem import NormProblem, ParamMap
 
 Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
 
-ROW, TILE, COMBINE = "row", "tile", "combine"
+ROW, TILE, TEAM, COMBINE = "row", "tile", "team", "combine"
 LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
 NARROWEST = 16  # columns of a tile
 
@@ -62,6 +62,7 @@ class Pass:
     """One launch. A program has blocks of block_i x block_j elements. A set is cut in parts_r x parts_t, every chunk_r and chunk_t.
 
     The row walk counts chunk_t in blocks; the tile walk parts every column from the next, and chunk_t is how many blocks of them there are.
+    A team does too, but has whole sets in a block: parts_r members share the rows of a unit, one o and one block of columns.
     """
 
     kernel: str
@@ -70,7 +71,7 @@ class Pass:
     warps: int
     block_i: int
     block_j: int
-    block_run: int = 1  # tile, resident: columns for each set
+    block_run: int = 1  # tile, resident: columns for each set; team: the same, or 0 where a run is no power of two
     tail: int = 0  # resident: a second block along the set, where a power of two is too short
     resident: bool = False
     reduce: bool = False
@@ -82,7 +83,16 @@ class Pass:
     stages: int = 1  # blocks in flight at a time
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
+    sets: int = 1  # team: whole ones in a block
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
+
+    @property
+    def teams(self) -> int:
+        return self.programs // self.parts_r
+
+    @property
+    def units(self) -> int:
+        return self.walk.outer * self.chunk_t
 
     def __str__(self) -> str:
         what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply), ("across", self.across)) if there)

@@ -30,6 +30,11 @@ def wide(step: Pass) -> bool:
     return max(step.programs * step.block_i, w.total, w.reps, w.run, w.columns) >= 2**30
 
 
+def near(w: Walk) -> bool:
+    """Whether all elements of x and y, and those that lanes past the end would have, are within 2³¹ of the first."""
+    return all(o * w.outer + 2 * r * w.reps + 2 * s * w.sets + 2 * w.run < 2**31 for o, r, s in (w.x, w.y))
+
+
 def wide_parameters(w: Walk) -> set[str]:
     """The steps of those parameter maps whose indices pass 2³¹."""
     return {f"{letter}_{name}" for letter, p in (("p", w.param), ("m", w.modulation)) if _largest(p, w) >= 2**31 for name in "orst"}

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .math import inverse_deviation, merge, program, store_statistics
+from .math import inverse_deviation, join, merge, program, store_statistics
 
 
 @triton.jit
@@ -27,13 +27,11 @@ def combine(
             mask = (r < parts_r) & (t < parts_t)
             at = parts_ptr + first + r * sets * parts_t + t
             n_part = tl.where(mask, tl.minimum(reps - r * chunk_r, chunk_r) * 1.0 * tl.minimum(run - t * chunk_t, chunk_t), 0.0)
-            m2 += tl.load(at + m2_at, mask=mask, other=0.0)
+            m2_part = tl.load(at + m2_at, mask=mask, other=0.0)
+            mean_part = m2_part
             if CENTERED:
-                delta = tl.where(mask, tl.load(at, mask=mask, other=0.0) - mean, 0.0)
-                share = n_part / tl.maximum(n + n_part, 1.0)
-                mean += delta * share
-                m2 += delta * delta * n * share
-            n += n_part
+                mean_part = tl.load(at, mask=mask, other=0.0)
+            mean, m2, n = join(mean, m2, n, mean_part, m2_part, n_part, CENTERED)
     mean, m2 = merge(mean, m2, n, reps * 1.0 * run, None, CENTERED)
     var = m2 / reps / run
     store_statistics((mean_ptr, rstd_ptr, var_ptr), set_, mean, inverse_deviation(var, eps), var, None)

@@ -11,16 +11,20 @@ from ..moments import Moments
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
-from ..tiling import COMBINE, ROW, TILE, Pass, uses
-from .arguments import numbers, statistic, wide, wide_parameters
+from ..tiling import COMBINE, ROW, TEAM, TILE, Pass, power_of_two, uses
+from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
+from .counters import Counters
 from .launch import Kernel, current, dense
 from .row import row_forward
+from .team import team_forward
 from .tile import tile_forward
+from .together import NotResident
 
 adds = True  # x + residual is taken by the kernel that reads x
 
-_WALKS = {ROW: row_forward, TILE: tile_forward}
+_WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward}
+_COUNTERS = Counters()
 
 
 def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
@@ -34,7 +38,9 @@ def _passes(plan: Plan) -> list[Pass]:
 
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
     w, spec, dtype = step.walk, problem.spec, problem.dtype
-    flat = w.reps == 1 if step.kernel == ROW else w.dense and (not step.resident or step.block_run == w.run)
+    team = step.kernel == TEAM
+    shared = team and step.parts_r > 1
+    flat = w.reps == 1 if step.kernel == ROW else w.dense and (team or not step.resident or step.block_run == w.run)
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
     fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
     pointers = {
@@ -46,9 +52,12 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         "mean": fp32 if spec.centered else None,
         "rstd": None if problem.given else fp32,
         "var": fp32 if problem.given or (step.reduce and problem.track) else None,
-        "parts": None if step.apply else torch.float32,
+        "parts": torch.float32 if shared or not step.apply else None,
+        **({"counters": torch.int32 if shared else None} if team else {}),
     }
-    scalars = {"eps": float(spec.eps), **numbers(w, flat and step.kernel == TILE), **_parts(step), "columns": w.columns}
+    scalars = {"eps": float(spec.eps), **numbers(w, flat and step.kernel != ROW), **_parts(step), "columns": w.columns}
+    if team:
+        scalars |= {"teams": step.teams, "units": step.units, "each": step.sets, "width": step.sets * w.run}
     constants = {
         **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
@@ -58,7 +67,11 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
         **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
     }
-    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w))
+    if team:  # in one launch, which always reduces and applies
+        for name in ("REDUCE", "APPLY", "TAIL", "SHORT", "LEADS", "FOLLOWS"):
+            del constants[name]
+        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w), "SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)}
+    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), shared)
 
 
 def _parts(step: Pass) -> dict[str, int]:
@@ -84,8 +97,8 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
     first = passes[0]
     plain = kernels(plan, problem, statistics)
     adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
-    several = len(passes) > 1
-    parts = 2 * first.walk.total * first.parts_r * first.parts_t if several else 0
+    several, shared = len(passes) > 1, first.kernel == TEAM and first.parts_r > 1
+    parts = 2 * first.walk.total * first.parts_r * first.parts_t if several or shared else 0
     computed: list[str] = []
     if not problem.given and (statistics or several):
         computed = [*["mean"] * spec.centered, *(["var"] if spec.mix else ["rstd", *["var"] * problem.track])]
@@ -113,6 +126,8 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
             t["parts"] = torch.empty(parts, dtype=torch.float32, device=x.device)
         own_mean, own_var = t["mean"], t["var"]
         with current(x.device) as stream:
+            if shared:
+                t["counters"] = _COUNTERS.take(stream, first.teams)
             for step, kernel in zip(passes, run):
                 if step.apply and not step.reduce:
                     t["x"] = x if total is None else total
@@ -131,6 +146,18 @@ def bare(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
     return forward(plan, problem, statistics=False)
 
 
+def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
+    """Why the programs of a plan cannot run at the same time, if they must, or "". It is compiled to know."""
+    try:
+        for kernel in kernels(plan, problem, statistics=False):
+            if kernel.cooperative:
+                with current(device) as stream:
+                    kernel.load(stream.device)
+    except NotResident as reason:
+        return str(reason)
+    return ""
+
+
 def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, extras: Extras) -> dict[str, Tensor]:
     """The statistics that a mix applies, from the sets' own."""
     assert problem.x is not None and mean is not None and var is not None
@@ -145,4 +172,4 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     if len(plan.passes) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
         return None
     (kernel,) = kernels(plan, problem, statistics=False)
-    return kernel.quick
+    return None if kernel.cooperative else kernel.quick

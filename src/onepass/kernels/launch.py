@@ -18,12 +18,28 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .together import together
+
 INTERPRETED = bool(knobs.runtime.interpret)
 ALIGNED = 16  # bytes of a vector load
 # Every number that is compiled in, by its value or its divisor, is one more reason to compile again for another shape.
-COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}  # never by value
-ALIGNING = {"reps", "run", "columns", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "m_o"}  # by their divisor, which decides how wide loads are
-_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+# Counts never are by their value; what decides how wide loads are is by its divisor.
+COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}
+COUNTS |= {"teams", "units", "each", "width"}
+ALIGNING = {
+    "reps",
+    "run",
+    "columns",
+    "width",
+    "x_o",
+    "x_r",
+    "x_s",
+    "y_o",
+    "y_r",
+    "y_s",
+    "m_o",
+}
+_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
 
 _device: Any = getattr(torch._C, "_cuda_getDevice", None)  # not in builds for the CPU
@@ -38,16 +54,18 @@ class Source(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
     divisors: tuple[tuple[int, int], ...]
     warps: int
+    cooperative: bool = False  # all programs run at the same time
 
-    def _overlap(self) -> dict[str, bool]:
-        """The option of a kernel that starts while the last one runs. (HIP has none.)"""
-        return {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
+    def _manner(self) -> dict[str, bool]:
+        """The options of a kernel that starts while the last one runs (HIP has none), and of one whose programs wait for one another."""
+        overlaps = {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
+        return overlaps | ({"launch_cooperative_grid": True} if self.cooperative else {})
 
     def compile(self, target: GPUTarget | None = None) -> Any:
         attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
         source = ASTSource(self.function, dict(self.signature), dict(self.constants), attributes)
         # The default of enable_fp_fusion depends on Triton's version.
-        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._overlap())
+        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._manner())
 
 
 @cache
@@ -74,10 +92,12 @@ class Kernel:
         scalars: Mapping[str, int | float],
         constants: Mapping[str, Any],
         wide: Collection[str] = (),
+        cooperative: bool = False,
     ) -> None:
-        self.function, self.programs, self.warps, self.wide = function, programs, warps, wide
+        self.function, self.programs, self.warps, self.wide, self.cooperative = function, programs, warps, wide, cooperative
         self.pointers, self.scalars, self.constants = dict(pointers), dict(scalars), dict(constants)
         self._fixed = *self.scalars.values(), *self.constants.values()
+        self._others = (None,) * (len(self.pointers) - len(("x", "residual", "sum", "y", "weight", "bias")))
         self._ready: dict[tuple[int, bool], tuple[Any, Any, Any]] = {}
 
     def source(self, aligned: bool = True) -> Source:
@@ -100,7 +120,7 @@ class Kernel:
                 divisor = min(value & -value, ALIGNED) if name in ALIGNING else 1
                 divisors += [(at, divisor)] if divisor > 1 else []
         types |= dict.fromkeys(self.constants, "constexpr")
-        return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps)
+        return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps, self.cooperative)
 
     def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
         tensors = [operands[name] if dtype else None for name, dtype in self.pointers.items()]
@@ -132,12 +152,19 @@ class Kernel:
         run, function, metadata = self._ready.get((device, aligned)) or self._load(device, aligned)
         run(
             self.programs, 1, 1, _stream(device), function, metadata, None, None, None,
-            x_at, None, None, y_at, weight_at, bias_at, None, None, None, None, None, None, *self._fixed,
+            x_at, None, None, y_at, weight_at, bias_at, *self._others, *self._fixed,
         )  # fmt: skip
         return y
 
+    def load(self, device: int) -> None:
+        """Compile for aligned pointers, unless that is done; raises NotResident where that shows that it cannot be launched."""
+        if (device, True) not in self._ready:
+            self._load(device, True)
+
     def _load(self, device: int, aligned: bool) -> tuple[Any, Any, Any]:
         kernel = _loaded(self.source(aligned), device)
+        if self.cooperative:
+            together(kernel, self.programs, device)
         self._ready[device, aligned] = ready = kernel.run, kernel.function, kernel.packed_metadata
         return ready
 

@@ -80,6 +80,18 @@ def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
 
 
 @triton.jit
+def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
+    """The moments of two disjoint sets, lane by lane, and how many elements they have together. (14), (15)"""
+    m2 += other_m2
+    if CENTERED:
+        delta = tl.where(other_n > 0, other_mean - mean, 0.0)
+        share = other_n / tl.maximum(n + other_n, 1.0)
+        mean += delta * share
+        m2 += delta * delta * n * share
+    return mean, m2, n + other_n
+
+
+@triton.jit
 def inverse_deviation(var, eps):
     """rstd. (4)"""
     return tl.div_rn(1.0, tl.sqrt_rn(var + eps))
