@@ -346,10 +346,13 @@ def test_few_kinds_of_kernels():
     from onepass.bench.resources import TARGETS
 
     device = TARGETS["sm_90"][1]
-    few = ahead.admitted(0, device, [None], 100)
-    problems, jobs = zip(*(next(few) for _ in range(300)))
-    assert sum(map(len, jobs)) <= 100 and problems[-1].index < 600
-    assert len(ahead.sources(problems[0], device, jobs[0][0].family)) > jobs[0][0].at
+    known = set()
+    needed = [ahead.needs(0, device, [None, "tile_reread", "aten"], index) for index in range(300)]
+    admitted = [job for job in (ahead.admit(known, kernels, 100) for kernels in needed) if job is not None]
+    assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
+    assert not any(job.family == "aten" for jobs in admitted for job in jobs)
+    job = admitted[0][0]
+    assert repr(ahead.sources(drawn.draw(0, job.index), device, job.family)[job.at]) in known
 
 
 SMALL = [problem for problem in map(partial(drawn.draw, 0), range(200)) if prod(problem.case.shape) < 2**14]

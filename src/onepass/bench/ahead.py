@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
-from itertools import count
 from multiprocessing import get_context
 from typing import Any
 
@@ -43,19 +43,19 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     return [kernel.source() for kernel in kernels(chosen, bound, problem.stats or problem.case.running, problem.case.residual)]
 
 
-def admitted(seed: int, device: Device, families: Families, most: int) -> Iterator[tuple[Problem, list[Job]]]:
-    """Problem by problem those that need no more than `most` kernels in all, the first to come; each with what must be compiled for it."""
-    known: set[Any] = set()
-    for index in count():
-        problem = drawn.draw(seed, index)
-        jobs: dict[Any, Job] = {}
-        for family in families:
-            for at, source in enumerate(sources(problem, device, family)):
-                if source not in known:
-                    jobs.setdefault(source, Job(seed, index, family, at))
-        if len(known) + len(jobs) <= most:
-            known |= jobs.keys()
-            yield problem, list(jobs.values())
+def needs(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
+    """The kernels of a problem, each with its compilation."""
+    problem = drawn.draw(seed, index)
+    return {repr(source): Job(seed, index, family, at) for family in families for at, source in enumerate(sources(problem, device, family))}
+
+
+def admit(known: set[str], needed: dict[str, Job], most: int) -> list[Job] | None:
+    """What must be compiled for a problem that leaves it at `most` kernels in all, which are then known; None for another."""
+    jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
+    if len(known) + len(jobs) > most:
+        return None
+    known.update(jobs)
+    return list(jobs.values())
 
 
 def prepare(
@@ -63,17 +63,22 @@ def prepare(
 ) -> tuple[list[Problem], str]:
     """So many problems with their kernels compiled, as far as that took no longer than `seconds`; and how it went, in words."""
     problems: list[Problem] = []
+    known: set[str] = set()
     compiled: list[Future[None]] = []
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
-    for problem, jobs in admitted(seed, device, families, most):
-        problems.append(problem)
-        compiled += [pool.submit(_compile, job, device, target) for job in jobs]
-        if len(problems) == wanted:
-            break
+    looked = 0
+    while len(problems) < wanted and looked < 20 * wanted:
+        batch = range(looked, looked + wanted - len(problems))
+        looked = batch.stop
+        for index, needed in zip(batch, pool.map(partial(needs, seed, device, families), batch, chunksize=20)):
+            jobs = admit(known, needed, most)
+            if jobs is not None:
+                problems.append(drawn.draw(seed, index))
+                compiled += [pool.submit(_compile, job, device, target) for job in jobs]
     done, _ = wait(compiled, seconds)
     pool.shutdown(wait=False, cancel_futures=True)
     errors = [error for future in done if (error := future.exception())]
-    words = f"{len(problems)} problems, the last with index {problems[-1].index}; {len(done)} of {len(compiled)} kernels compiled ahead"
+    words = f"{len(problems)} of the first {looked} problems; {len(done)} of {len(compiled)} kernels compiled ahead"
     return problems, words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
 
 
