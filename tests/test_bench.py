@@ -347,7 +347,7 @@ def test_few_kinds_of_kernels():
 
     device = TARGETS["sm_90"][1]
     known = set()
-    needed = [ahead.needs(0, device, [None, "tile_reread", "aten"], index) for index in range(300)]
+    needed = [ahead.needs(0, device, [None, "aten"], index) for index in range(300)]
     admitted = [job for job in (ahead.admit(known, kernels, 100) for kernels in needed) if job is not None]
     assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
     assert not any(job.family == "aten" for jobs in admitted for job in jobs)
