@@ -1,6 +1,7 @@
 """The benchmark harness: what it refuses to report, what it writes, and how the documentation is made from it."""
 
 import json
+import time
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import onepass.functional as O
 from onepass import cli, explain
-from onepass.bench import bench, cases, command, gate, oracle, overhead, record, report, timing
+from onepass.bench import ahead, bench, cases, command, drawn, gate, oracle, overhead, record, report, stress, timing
 from onepass.bench.cases import Case
 from onepass.bench.providers import PROVIDERS
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
@@ -324,3 +326,99 @@ def test_overhead(capsys, monkeypatch):
 def test_the_documentation_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert cli.main(["report", "--check"]) == 0
+
+
+def test_problems_are_drawn_from_seed_and_index():
+    problems = [drawn.draw(3, index) for index in range(300)]
+    assert problems == [drawn.draw(3, index) for index in range(300)] and problems[:9] != [drawn.draw(4, index) for index in range(9)]
+    assert len({problem.name for problem in problems}) > 250
+    sizes = sorted(prod(problem.case.shape) * problem.dtype.itemsize for problem in problems)
+    assert sizes[0] < 2**12 and sizes[len(sizes) * 3 // 4] < drawn.SMALL and sizes[-1] <= 1.2 * drawn.LARGE
+    assert {problem.dtype for problem in problems} == {torch.float16, torch.bfloat16, torch.float32}
+    assert {problem.case.shape[0] == 1 for problem in problems} == {problem.stats for problem in problems} == {True, False}
+    first, again = (drawn.make(problems[0], "cpu") for _ in range(2))
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(first, again))
+
+
+def test_few_kinds_of_kernels():
+    """Kernels past the number that is allowed are not compiled, and few problems are lost by that."""
+    pytest.importorskip("triton")
+    from onepass.bench.resources import TARGETS
+
+    device = TARGETS["sm_90"][1]
+    known = set()
+    needed = [ahead.needs(0, device, [None, "aten"], index) for index in range(300)]
+    admitted = [job for job in (ahead.admit(known, kernels, 100) for kernels in needed) if job is not None]
+    assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
+    assert not any(job.family == "aten" for jobs in admitted for job in jobs)
+    job = admitted[0][0]
+    assert repr(ahead.sources(drawn.draw(0, job.index), device, job.family)[job.at]) in known
+
+
+SMALL = [problem for problem in map(partial(drawn.draw, 0), range(200)) if prod(problem.case.shape) < 2**14]
+
+
+@pytest.mark.parametrize("problem", SMALL[:24], ids=lambda problem: problem.name)
+def test_stress_holds_what_is_right(problem):
+    found = stress.verdicts(problem, "cpu", ["row", "formula", None])
+    assert found["row"].skipped and found["formula"].ok and found["planner"].ok, found
+
+
+@pytest.mark.parametrize("part", ["output", "mean", "rstd"])
+def test_stress_finds_what_is_wrong(part, monkeypatch):
+    """One element off by 1 %, once; and bits that are not the same twice."""
+    group_norm, calls = O.group_norm, []
+
+    def off(*args, **kwargs):
+        result, spoilt = group_norm(*args, **kwargs), len(calls) in when
+        calls.append(spoilt)
+        if spoilt:
+            getattr(result, part).view(-1)[-1:] *= 1.01
+        return result
+
+    monkeypatch.setattr(O, "group_norm", off)
+    case = Case("group_norm", (2, 3, 5, 12), groups=4, last=True)
+    problem = drawn.Problem(0, case, torch.float32, stats=True)
+    when = (0, 1)
+    both = stress.verdicts(problem, "cpu", ["formula"])["formula"]
+    assert not both.ok and not both.fault and both.error is not None and both.error > 10
+    calls.clear()
+    when = (1,)
+    second = stress.verdicts(problem, "cpu", ["formula"])["formula"]
+    assert not second.ok and "different bits" in second.fault and second.error is not None and second.error <= 1
+
+
+def test_stress_finds_what_nobody_wrote(monkeypatch):
+    monkeypatch.setattr(O, "group_norm", lambda x, *args, **kwargs: torch.empty_like(x))
+    problem = drawn.Problem(0, Case("group_norm", (2, 3, 5, 12), groups=4, last=True), torch.float32, stats=False)
+    assert stress.verdicts(problem, "cpu", [None])["planner"].error == float("inf")
+
+
+def test_stress_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drawn, "SMALL", 2**12)
+    monkeypatch.setattr(drawn, "LARGE", 2**13)
+    monkeypatch.setattr(stress, "EVERY", 2)
+    log = tmp_path / "results" / "stress.log"
+    arguments = ["--device", "cpu", "--seed", "1", "--out", str(log)]
+    assert stress.main([*arguments, "--count", "4"]) == 0
+    assert "2/4 problems" in log.read_text() and "0 failures" in log.read_text() and capsys.readouterr().out == log.read_text()
+    wrong = drawn.draw(1, 3)
+
+    def verdicts(problem, device, families, *_):
+        right = stress.Verdict(0.5)
+        return {"formula": right, "planner": stress.Verdict(2.0) if problem == wrong else right}
+
+    monkeypatch.setattr(stress, "verdicts", verdicts)
+    assert stress.main([*arguments, "--only", "2"]) == 0
+    assert stress.main([*arguments, "--only", "3"]) == 1
+    assert f"FAILED 3: {wrong.name} by planner: the largest error is 2 of the budget; repeat it with --seed 1 --only 3" in log.read_text()
+    assert stress.main([*arguments, "--count", "4", "--minutes", "0"]) == 0 and "1/4 problems" in log.read_text()
+
+
+def test_the_watch_ends_what_hangs():
+    said, left = [], []
+    watch = stress.Watch(said.append, 0.05, left.append)
+    watch.begin("a problem")
+    for _ in range(100):
+        time.sleep(0.01 if not left else 0)
+    assert left == [3] and "a problem" in said[0]

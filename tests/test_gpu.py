@@ -1,4 +1,11 @@
-"""On a GPU: the case list within the error budget, torch's autocast, and parameters left on another device."""
+"""On a GPU: the case list within the error budget, torch's autocast, parameters left on another device, and families whose programs wait
+for one another, under everything that runs beside them."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle, islice
 
 import pytest
 import torch
@@ -7,6 +14,7 @@ import torch.nn.functional as F
 import onepass
 import onepass.functional as O
 from onepass.bench import cases, verify
+from onepass.plan import CannotForce, plan
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +84,30 @@ def test_an_extra_on_the_cpu(extra):
             calls[extra]()
 
 
+SHARING = ("team", "ring")  # programs of these exchange moments, and the planner does not pick them for every size
+
+
+@contextmanager
+def pinned(family):
+    """A Hopper can both; another GPU may have a reason."""
+    try:
+        with onepass.force(family):
+            yield
+    except CannotForce as reason:
+        if torch.cuda.get_device_capability() == (9, 0):
+            raise
+        pytest.skip(str(reason))
+
+
+def _sharing(family):
+    def call(x):
+        x = x.repeat(1, 16, 1, 1).to(memory_format=torch.channels_last)
+        with pinned(family):
+            return O.group_norm(x, 32, activation="silu")
+
+    return call
+
+
 KINDS = {  # a call for each family, and what it runs on
     "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
     "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
@@ -83,6 +115,7 @@ KINDS = {  # a call for each family, and what it runs on
     "team": lambda x: O.group_norm(x.to(memory_format=torch.channels_last), 4, activation="silu"),
     "tile_reread": lambda x: O.group_norm(x.repeat(1, 1, 8, 24).to(memory_format=torch.channels_last), 4, activation="silu"),
     "apply": lambda x: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device)),
+    **{family: _sharing(family) for family in SHARING},
 }
 
 
@@ -94,7 +127,7 @@ def _plan(call, x):
     return onepass.explain(call, x).forward.family
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [family for family in KINDS if family not in SHARING])
 def test_the_planner_picks_it(family):
     assert _plan(KINDS[family], _input()) == family
 
@@ -160,6 +193,204 @@ def test_batch_invariance(shape):
         together = norm(x)
         for n in (1, 3, 17):
             assert torch.equal(norm(x[:n].clone()), together[:n])
+
+
+DIFFUSION = ((2, 320, 64, 64), (2, 1280, 32, 32), (8, 1280, 16, 16), (16, 320, 64, 64), (4, 512, 64, 64))
+
+
+def _norm(family, x):
+    with onepass.force(family):
+        return O.group_norm(x, 32, activation="silu")
+
+
+def _images(shape, dtype=torch.float16):
+    return torch.randn(shape, device="cuda").to(dtype).to(memory_format=torch.channels_last)
+
+
+def _assert_right(y, x):
+    torch.testing.assert_close(y, F.silu(F.group_norm(x.double().contiguous(), 32)).to(y.dtype))
+
+
+@pytest.fixture(params=SHARING)
+def shared(request):
+    """A family whose programs wait for one another, and images of several shapes with what it makes of them alone, which is right."""
+    family, found = request.param, []
+    for x in map(_images, DIFFUSION):
+        with pinned(family):
+            found.append((x, _norm(family, x)))
+        _assert_right(found[-1][1], x)
+    torch.cuda.synchronize()
+    return family, found
+
+
+class Lane:
+    """A stream that runs a family on images, and counts elements that are not as they were alone. Nothing waits until `wrong` is asked."""
+
+    def __init__(self, family, images):
+        self.family, self.images, self.stream = family, images, torch.cuda.Stream()
+        self._wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+
+    def _run(self, images):
+        for x, expected in images:
+            self._wrong.add_((_norm(self.family, x) != expected).sum())
+
+    def run(self, times, first=0):
+        """So many calls, the shapes in turn."""
+        with torch.cuda.stream(self.stream):
+            self._run(islice(cycle(self.images), first, first + times))
+
+    def capture(self):
+        self.run(len(self.images))
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._run(self.images)
+        return self
+
+    def replay(self):
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+    @property
+    def wrong(self):
+        torch.cuda.synchronize()
+        return self._wrong.item()
+
+
+def test_teams_on_several_streams(shared):
+    """At any time other shapes run beside each other."""
+    lanes = [Lane(*shared) for _ in range(4)]
+    for turn in range(100):
+        for i, lane in enumerate(lanes):
+            lane.run(1, first=turn + i)
+    assert [lane.wrong for lane in lanes] == [0] * 4
+
+
+def test_teams_in_two_graphs_at_once(shared):
+    family, images = shared
+    lanes = Lane(family, images).capture(), Lane(family, images[::-1]).capture()
+    for _ in range(200):
+        for lane in lanes:
+            lane.replay()
+    assert [lane.wrong for lane in lanes] == [0, 0]
+
+
+def test_teams_in_a_graph_and_outside_of_it_at_once(shared):
+    inside, outside = Lane(*shared).capture(), Lane(*shared)
+    for turn in range(200):
+        inside.replay()
+        outside.run(2, first=turn)
+    assert inside.wrong == outside.wrong == 0
+
+
+def test_teams_in_a_graph_back_to_back(shared):
+    lane = Lane(*shared).capture()
+    for _ in range(300):
+        lane.replay()
+    lane.run(20)  # and then without it, on the same stream
+    assert lane.wrong == 0
+
+
+def test_a_graph_of_teams_reads_its_input_anew(shared):
+    family, ((x, expected), *_) = shared
+    lane = Lane(family, [(torch.zeros_like(x), expected)]).capture()
+    lane.images[0][0].copy_(x)
+    before = lane.wrong  # of zeros
+    lane.replay()
+    assert 0 < before == lane.wrong
+
+
+def test_teams_in_two_threads(shared):
+    family, images = shared
+    lanes = Lane(family, images), Lane(family, images[::-1])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda lane: lane.run(300), lanes))
+    assert [lane.wrong for lane in lanes] == [0, 0]
+
+
+@pytest.mark.parametrize("times", [1000, pytest.param(10000, marks=pytest.mark.slow)])
+def test_teams_leave_no_memory_behind(shared, times):
+    lanes = [Lane(*shared), Lane(*shared).capture()]
+
+    def allocated(calls):
+        for i in range(calls):
+            lanes[i % 2].run(1, first=i // 2)
+            if i % 10 == 0:
+                lanes[1].replay()
+        torch.cuda.synchronize()
+        gc.collect()
+        return torch.cuda.memory_allocated()
+
+    assert allocated(10) == allocated(times)
+    assert [lane.wrong for lane in lanes] == [0, 0]
+
+
+def test_teams_give_the_same_bits_every_time(shared):
+    lane = Lane(*shared)
+    lane.run(20 * len(DIFFUSION))
+    assert lane.wrong == 0
+
+
+@pytest.mark.parametrize("family", [*SHARING, None])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_teams_on_memory_that_lies_otherwise(family, dtype):
+    """Where a family cannot read it, another does, or it says that it cannot."""
+    shape, wide = (2, 320, 24, 40), _images((4, 448, 48, 44), dtype)
+    x = _images(shape, dtype)
+    inputs = [
+        wide[:2, 64:384, :24, 2:42],
+        wide[:2, :320, ::2, :40],
+        wide[::2, 3:323, :24, :40],
+        wide[:1, :320, :24, :40].expand(2, -1, -1, -1),
+    ]
+    for shift in (1, 2, 3, 4):
+        flat = torch.empty(x.numel() + 8, dtype=dtype, device="cuda")[shift : shift + x.numel()]
+        inputs.append(flat.view(2, 24, 40, 320).movedim(-1, 1).copy_(x))
+    ran = 0
+    for t in inputs:
+        try:
+            y = _norm(family, t)
+        except CannotForce:
+            continue
+        ran += 1
+        _assert_right(y, t)
+    assert ran == len(inputs) or family
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_teams_with_parameters_anywhere(family):
+    x, flat = _images((2, 320, 24, 40)), torch.randn(700, device="cuda").half()
+    weight, bias = flat[1:321], flat[330:650]
+    with pinned(family):
+        y = O.group_norm(x, 32, weight, bias)
+    torch.testing.assert_close(y, F.group_norm(x.double().contiguous(), 32, weight.double(), bias.double()).half())
+
+
+@pytest.mark.parametrize("family", SHARING)
+@pytest.mark.parametrize("shape", DIFFUSION)
+def test_batch_invariance_of_teams(family, shape):
+    x = _images((17, *shape[1:]))
+    with onepass.batch_invariant(True), pinned(family):
+        together = _norm(family, x)
+        for n in (1, 2, 5, 16):
+            assert torch.equal(_norm(family, x[:n].clone(memory_format=torch.preserve_format)), together[:n])
+
+
+@pytest.mark.parametrize("shape", DIFFUSION)
+def test_the_planner_picks_teams_for_diffusion(shape):
+    with pinned("team"):
+        _norm("team", _images(shape))
+    assert _plan(lambda x: O.group_norm(x, 32, activation="silu"), _images(shape)) in SHARING
+
+
+def test_without_cooperative_launches():
+    """Another family runs, and `explain` says why."""
+    explained = onepass.explain(O.group_norm, _images(DIFFUSION[0]), 32)
+    device = replace(explained.device, no_team="programs cannot be launched together here")
+    planned = plan(explained.problem, device)
+    assert planned.family not in SHARING and set(SHARING) <= dict(planned.why_not).keys()
+    assert device.no_team in " ".join(dict(planned.why_not)["team"])
+    assert device.no_team in str(replace(explained, device=device, forward=planned)).partition("\nbackward")[0]
 
 
 def test_parameters_that_are_not_contiguous():

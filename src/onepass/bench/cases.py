@@ -359,6 +359,9 @@ CASES = [
     Case("group_norm", (2, 5, 12), "transposed", groups=4, last=True, affine="bias"),
     Case("group_norm", (2, 12, 5, 6), "channels_last", groups=4, residual=True, activation="silu", modulate=True),
     Case("group_norm", (2, 5, 6, 12), groups=4, residual=True, last=True),
+    Case("group_norm", (2, 5, 7, 40), groups=4, residual=True, last=True, activation="silu", modulate=True),  # it lies as x does
+    Case("group_norm", (3, 7, 5, 21), groups=3, residual=True, last=True, modulate=True, wide=True, affine="none"),
+    Case("group_norm", (2, 60, 9, 5), "channels_last", groups=2, activation="gelu", modulate=True),
     Case("instance_norm", (3, 5, 14, 14), "channels_last", modulate=True, activation="relu", affine="none"),
     Case("instance_norm", (3, 40, 5), last=True, running=True, modulate=True),
     Case("instance_norm", (3, 5, 7, 8), evaluate=True, modulate=True, activation="gelu"),
