@@ -1,5 +1,6 @@
 """Planning is pure: the same problem, device and options give the same plan on any machine."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -71,7 +72,7 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="family='fast' is unknown; expected one of aten, row, team, tile, apply, row_reread, tile_reread, formula, reference",
+            match="family='fast' is unknown; expected one of aten, row, tile, ring, team, apply, row_reread, tile_reread, formula, ref",
         ),
         onepass.force("fast"),
     ):
@@ -126,7 +127,7 @@ def test_explain_does_not_run():
     assert not mean.any()
 
 
-H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20)
+H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, "")
 PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
 MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)
 
@@ -140,7 +141,7 @@ MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AM
         (_bind(spec.layer_norm(1), (4096, 32769)), "row_reread", "row_reread"),
         (_bind(spec.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
         (_bind(spec.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
-        (_bind(spec.group_norm(32), (32, 512, 256, 256), "channels_last", torch.float16), "tile_reread", "tile_reread"),
+        (_bind(spec.group_norm(32), (1, 128, 1024, 1024), "channels_last", torch.float16), "tile_reread", "tile_reread"),
         (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "tile", "tile"),
         (_bind(spec.instance_norm(), (8, 64, 56, 56)), "row", "row"),
         (_bind(spec.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
@@ -171,6 +172,9 @@ def test_what_is_launched(row, device):
             assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
             assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.chunk_t * step.sets >= w.sets
             assert step.block_j >= step.sets * w.run and (step.block_i >= step.chunk_r or not step.resident)
+        elif step.kernel == "ring":
+            assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
+            assert step.chunk_t * step.tiles * step.block_j >= w.columns and step.tiles * step.block_j % w.run == 0
         elif step.resident:
             assert (step.block_j if step.kernel == "row" else step.block_i) + step.tail >= (w.run if step.kernel == "row" else w.reps)
         elif step.kernel == "row":
@@ -226,15 +230,14 @@ def _diffusion(n, channels, side):
 @pytest.mark.parametrize(
     "problem, members, resident",
     [
-        (_diffusion(2, 320, 64), 16, True),
-        (_diffusion(2, 1280, 32), 4, True),
-        (_diffusion(8, 1280, 16), 1, True),
-        (_diffusion(16, 320, 64), 4, False),
+        (_diffusion(2, 320, 64), 8, True),
+        (_diffusion(2, 1280, 32), 2, True),
+        (_diffusion(2, 640, 32), 4, True),
     ],
     ids=lambda value: str(value.shape) if hasattr(value, "shape") else str(value),
 )
 def test_teams_for_diffusion_models(problem, members, resident):
-    """One launch on nearly all multiprocessors, and nobody to wait for where one program can have whole sets."""
+    """One launch on nearly all multiprocessors."""
     chosen = plan(problem, H200)
     (step,) = chosen.passes
     assert (chosen.family, step.parts_r, step.resident) == ("team", members, resident)
@@ -257,6 +260,36 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
     assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r
     assert step.chunk_t * step.sets >= w.sets > (step.chunk_t - 1) * step.sets and step.block_j >= step.sets * w.run
     assert step.parts_r <= step.programs <= H200.sms and step.programs % step.parts_r == 0
+
+
+@pytest.mark.parametrize("shape", [(32, 512, 256, 256), (2, 512, 256, 256), (64, 512, 64, 64), (32, 256, 128, 128)])
+def test_a_ring_for_what_is_large(shape):
+    """x stays in shared memory, several units at a time, on nearly all multiprocessors."""
+    problem = _bind(spec.group_norm(32), shape, "channels_last", torch.float16)
+    chosen = plan(problem, H200)
+    (step,) = chosen.passes
+    assert chosen.family == "ring" and step.resident and step.programs >= 0.9 * H200.sms
+    blocks = step.tiles * math.ceil(step.walk.reps / step.block_i / step.parts_r)
+    assert 3 * blocks <= step.stages and step.stages * step.block_i * step.block_j * 2 <= H200.shared
+    assert plan(problem, replace(H200, no_ring="another GPU")).family == "tile_reread"
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 32, 128, 1), (2, 640, 64, 64), (64, 1920, 8, 8), (2, 60, 301, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 4, 32])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
+    problem = _bind(spec.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
+    try:
+        (step,) = plan(problem, H200, options=Options("ring", invariant=invariant)).passes
+    except CannotForce as reason:
+        assert any(word in str(reason) for word in ("a set is one run", "begin at multiples of 16", "combined at a time"))
+        return
+    w, span = step.walk, step.tiles * step.block_j
+    assert step.chunk_t * span >= w.columns and (step.chunk_t == 1 or span % w.run == 0) and step.sets >= min(span // w.run, w.sets)
+    rows = math.ceil(w.reps / step.block_i)
+    assert step.parts_r <= rows and step.parts_r <= step.programs <= H200.sms and step.programs % step.parts_r == 0
+    assert step.tiles * math.ceil(rows / step.parts_r) <= step.keep or (step.back and 0 < step.keep < step.stages)
 
 
 def test_without_teams():

@@ -12,6 +12,7 @@ import torch
 
 # As Triton 3.9 compiles it for gfx942, a program says that its moments are there without having waited for the stores of all its waves.
 NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
+NO_RING = "it is written for Hopper, GPUs of compute capability 9.0"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Device:
     no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
     no_team: str = ""  # why programs that wait for one another cannot run, or ""
     l2: int = 0  # bytes of the cache that all programs share
+    no_ring: str = NO_RING  # why the kernel for Hopper cannot run, or ""
 
 
 @cache
@@ -50,6 +52,7 @@ def describe(device: torch.device) -> Device:
         return Device(
             *("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing),
             *("" if missing else _no_team(device, nvidia), properties.L2_cache_size),
+            "" if nvidia and (properties.major, properties.minor) == (9, 0) else NO_RING,
         )
     if interpreted and device.type == "cpu":
         return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing)

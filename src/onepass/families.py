@@ -5,8 +5,8 @@ module is imported on first use and offers `forward` and `backward` (and `infer`
 a Plan and a NormProblem and returns a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's
 device is for it to notice.
 
-A GPU family is a walk and a residency: `row` and `tile` keep a set in one program and read x once, `team` shares it among several that run
-at the same time, `row_reread` and `tile_reread` read it twice, whatever its size, `apply` has its statistics given.
+A GPU family is a walk and a residency: `row` and `tile` keep a set in one program and read x once, `team` and `ring` share it among several
+that run at the same time, `row_reread` and `tile_reread` read it twice, whatever its size, `apply` has its statistics given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import prod
 
 import torch
 
-from . import tiling, tiling_backward, tiling_team
+from . import tiling, tiling_backward, tiling_ring, tiling_team
 from .device import Device
 from .problem import NormProblem, contiguous_stride
 from .tiling import Pass
@@ -159,14 +159,15 @@ def _tile(problem: NormProblem, device: Device, direction: str) -> list[str]:
     return tiling_backward.tile_cannot(problem, device) if direction == BACKWARD else []
 
 
-def _team(problem: NormProblem, device: Device, direction: str) -> list[str]:
-    if direction == BACKWARD:
-        return ["the team's backward is not built yet"]
-    return _resident(problem, device, direction) or tiling_team.team_cannot(problem, device)
+def _shared(cannot: Callable[[NormProblem, Device], list[str]]) -> Callable[[NormProblem, Device, str], list[str]]:
+    """Of the families whose programs share a set."""
 
+    def unsupported(problem: NormProblem, device: Device, direction: str) -> list[str]:
+        if direction == BACKWARD:
+            return ["the team's backward is not built yet"]
+        return _resident(problem, device, direction) or cannot(problem, device)
 
-def _team_cost(problem: NormProblem, device: Device, direction: str, invariant: bool) -> float:
-    return tiling_team.team_cost(problem, device, invariant)
+    return unsupported
 
 
 def _reread(problem: NormProblem, device: Device, direction: str) -> list[str]:
@@ -236,12 +237,17 @@ def _gpu(name: str, what: str, unsupported: Callable[[NormProblem, Device, str],
 FAMILIES = (
     Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, _torch_cost(1), aten_variant),
     _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.ROW),
+    _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.TILE),
+    Family(
+        *("ring", "programs that run at the same time share sets and keep them in shared memory: x is read once", "kernels.forward"),
+        *(_shared(tiling_ring.ring_cannot), lambda problem, device, _, invariant: tiling_ring.ring_cost(problem, device, invariant)),
+        passes=tiling_ring.ring,
+    ),
     Family(
         *("team", "programs that run at the same time share sets and read across them, x from memory once", "kernels.forward"),
-        *(_team, _team_cost),
+        *(_shared(tiling_team.team_cannot), lambda problem, device, _, invariant: tiling_team.team_cost(problem, device, invariant)),
         passes=tiling_team.team,
     ),
-    _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.TILE),
     _gpu("apply", "the statistics are given: x is read once", _apply, tiling.ROW, tiling.TILE),
     _gpu("row_reread", "sets are read along their runs, twice, large ones by several programs", _row_reread, tiling.ROW),
     _gpu("tile_reread", "programs read across sets, once to reduce and once to apply", _tile_reread, tiling.TILE),

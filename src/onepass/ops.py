@@ -90,15 +90,15 @@ class Ready:
 
 
 def _settled(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
-    """The plan of the forward, and the device as it was planned for: without teams, if compiling shows that one cannot run here."""
+    """The plan of the forward, and the device as it was planned for: without a family of which compiling shows that it cannot run here."""
     described = describe(device)
-    planned = plan(problem, described, FORWARD, options)
-    settle = getattr(_module(planned), "settle", None)
-    reason = settle(planned, problem, device) if settle else ""
-    if reason:
-        described = replace(described, no_team=reason)
+    while True:
         planned = plan(problem, described, FORWARD, options)
-    return planned, described
+        settle = getattr(_module(planned), "settle", None)
+        reason = settle(planned, problem, device) if settle else ""
+        if not reason:
+            return planned, described
+        described = replace(described, **{f"no_{planned.family}": reason})
 
 
 def _module(planned: Plan) -> Any:

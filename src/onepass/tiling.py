@@ -15,7 +15,7 @@ from .problem import NormProblem, ParamMap
 
 Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
 
-ROW, TILE, TEAM, COMBINE = "row", "tile", "team", "combine"
+ROW, TILE, TEAM, RING, COMBINE = "row", "tile", "team", "ring", "combine"
 LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
 NARROWEST = 16  # columns of a tile
 
@@ -62,7 +62,8 @@ class Pass:
     """One launch. A program has blocks of block_i x block_j elements. A set is cut in parts_r x parts_t, every chunk_r and chunk_t.
 
     The row walk counts chunk_t in blocks; the tile walk parts every column from the next, and chunk_t is how many blocks of them there are.
-    A team does too, but has whole sets in a block: parts_r members share the rows of a unit, one o and one block of columns.
+    A team does too, but has whole sets in a block: parts_r members share the rows of a unit, one o and one block of columns (of a ring, one
+    span of `tiles` blocks, chunk_t in all).
     """
 
     kernel: str
@@ -71,7 +72,7 @@ class Pass:
     warps: int
     block_i: int
     block_j: int
-    block_run: int = 1  # tile, resident: columns for each set; team: the same, or 0 where a run is no power of two
+    block_run: int = 1  # tile, resident: columns for each set; team: the same, or 0 where a run is no power of two; ring: sets in a block
     tail: int = 0  # resident: a second block along the set, where a power of two is too short
     resident: bool = False
     reduce: bool = False
@@ -83,7 +84,10 @@ class Pass:
     stages: int = 1  # blocks in flight at a time
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
-    sets: int = 1  # team: whole ones in a block
+    sets: int = 1  # team: whole ones in a block; ring: in a unit
+    tiles: int = 1  # ring: blocks of columns in a unit
+    keep: int = 0  # ring: of a unit's blocks, how many stay in shared memory
+    back: int = 0  # ring: slots for the others, which come again
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     @property

@@ -18,6 +18,7 @@ LOOPED = 8192  # of a block that is one of many
 WIDEST = 256  # columns of a block; sets of longer runs are as well read along them
 THREADS = 512  # of a program that reads again
 KEEPING = 256  # of one that keeps its rows: 255 registers for each thread, of which the fewer threads the fewer are not of the rows
+KEPT_WIDTH = 64  # columns of a block that is kept. H200, 2026-11-15: 2x320x64x64 takes 14.8 us by 64, 19.3 by 128
 
 # H200, 2026-11-15: a copy by chunks of so many bytes of each row, in TB/s; by wider ones it is hardly faster (4.00 by 256).
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
@@ -26,7 +27,9 @@ LAUNCH, BARRIER = 3.0, 2.0
 MERGE = 0.7  # for 128 parts, which are read at a time; assumed
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
-LOOP = 1.1  # against three launches of many small programs, which hide their latencies better; from the second of those probes
+LOOP = (
+    1.4  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-15: 16x320x64x64, 2x128x512x512
+)
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
 FEW = 1.1  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
@@ -72,7 +75,7 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
         block_j = power_of_two(sets * w.run)
         for members in sizes:
             rows = ceil(w.reps / members)
-            resident = power_of_two(rows) * block_j <= keeping * kept
+            resident = power_of_two(rows) * block_j <= keeping * kept and block_j <= max(KEPT_WIDTH, power_of_two(w.run))
             block_i = power_of_two(rows) if resident else max(LOOPED // block_j, 1)
             chunk_r = rows if resident else ceil(rows / block_i) * block_i
             warps = warps_for(min(block_i * block_j // 8, keeping if resident else THREADS), device)

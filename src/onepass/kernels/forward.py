@@ -11,11 +11,11 @@ from ..moments import Moments
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
-from ..tiling import COMBINE, ROW, TEAM, TILE, Pass, power_of_two, uses
+from ..tiling import COMBINE, RING, ROW, TEAM, TILE, Pass, power_of_two, uses
 from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
 from .counters import Counters
-from .launch import Kernel, current, dense
+from .launch import ALIGNED, Described, Kernel, current, dense
 from .row import row_forward
 from .team import team_forward
 from .tile import tile_forward
@@ -24,12 +24,18 @@ from .together import NotResident
 adds = True  # x + residual is taken by the kernel that reads x
 
 _WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward}
-_COUNTERS = Counters()
+_COUNTERS = {TEAM: Counters(), RING: Counters()}
 
 
 def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
     """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it."""
-    return [_combine(step, problem) if step.kernel == COMBINE else _walk(step, problem, statistics, residual) for step in _passes(plan)]
+    return [_kernel(step, problem, statistics, residual) for step in _passes(plan)]
+
+
+def _kernel(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
+    if step.kernel == COMBINE:
+        return _combine(step, problem)
+    return _ring(step, problem, statistics) if step.kernel == RING else _walk(step, problem, statistics, residual)
 
 
 def _passes(plan: Plan) -> list[Pass]:
@@ -70,8 +76,39 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     if team:  # in one launch, which always reduces and applies
         for name in ("REDUCE", "APPLY", "TAIL", "SHORT", "LEADS", "FOLLOWS"):
             del constants[name]
-        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w), "SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)}
+        even = step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
+        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w), "EVEN": even}
+        constants |= {"SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)}
     return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), shared)
+
+
+def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
+    from .ring import ring_forward  # Gluon is experimental, and no other kernel needs it
+
+    w, spec, fp32 = step.walk, problem.spec, torch.float32
+    pointers = {
+        "y": problem.dtype,
+        **{name: getattr(problem, name) for name in ("weight", "bias", "scale", "shift")},
+        "mean": fp32 if spec.centered and statistics else None,
+        "rstd": fp32 if statistics else None,
+        "var": fp32 if problem.track else None,
+        **{"parts": fp32, "counters": torch.int32},
+    }
+    scalars = {"eps": float(spec.eps), **numbers(w, True), "members": step.parts_r, "teams": step.teams}
+    scalars |= {"spans": step.chunk_t, "columns": w.columns}
+    sets = power_of_two(max(step.sets, 2))
+    constants = {
+        **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
+        **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
+        "RAGGED": bool(w.reps % step.block_i or w.columns % (step.tiles * step.block_j)),
+        **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "SETS": sets, "NEAR": step.block_run},
+        "PARTS": max(min(power_of_two(step.parts_r), 1024 // sets), 32),
+        **{"TILES": step.tiles, "SLOTS": step.stages, "KEEP": step.keep, "BACK": step.back, "WARPS": step.warps},
+    }
+    return Described(
+        *(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (step.block_i, step.block_j)),
+        *(ring_forward, step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), True),
+    )
 
 
 def _parts(step: Pass) -> dict[str, int]:
@@ -97,8 +134,10 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
     first = passes[0]
     plain = kernels(plan, problem, statistics)
     adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
-    several, shared = len(passes) > 1, first.kernel == TEAM and first.parts_r > 1
-    parts = 2 * first.walk.total * first.parts_r * first.parts_t if several or shared else 0
+    several, counters = len(passes) > 1, _counters(first)
+    parts = 2 * first.walk.total * first.parts_r * first.parts_t if several or counters else 0
+    if first.kernel == RING:
+        parts = 2 * first.units * power_of_two(max(first.sets, 2)) * first.parts_r
     computed: list[str] = []
     if not problem.given and (statistics or several):
         computed = [*["mean"] * spec.centered, *(["var"] if spec.mix else ["rstd", *["var"] * problem.track])]
@@ -115,6 +154,8 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
                 x = torch.add(x, extras.residual, out=total)
         elif problem.copied:
             x = laid_out(x, problem.y_stride)
+        elif first.kernel == RING and x.data_ptr() % ALIGNED:  # as no descriptor may be, and few tensors are
+            x = torch.empty_strided(x.shape, problem.stride, dtype=x.dtype, device=x.device).copy_(x)
         y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype, device=x.device)
         t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
         t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
@@ -126,8 +167,8 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
             t["parts"] = torch.empty(parts, dtype=torch.float32, device=x.device)
         own_mean, own_var = t["mean"], t["var"]
         with current(x.device) as stream:
-            if shared:
-                t["counters"] = _COUNTERS.take(stream, first.teams)
+            if counters:
+                t["counters"] = _COUNTERS[first.kernel].take(stream, counters)
             for step, kernel in zip(passes, run):
                 if step.apply and not step.reduce:
                     t["x"] = x if total is None else total
@@ -141,13 +182,20 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
     return launch
 
 
+def _counters(step: Pass) -> int:
+    """How many a launch needs: a ring one for each unit, since several are under way; else each team has one at a time."""
+    if step.kernel == RING:
+        return step.units
+    return step.teams if step.kernel == TEAM and step.parts_r > 1 else 0
+
+
 def bare(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
     """As `forward`, where no statistics are wanted."""
     return forward(plan, problem, statistics=False)
 
 
 def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
-    """Why the programs of a plan cannot run at the same time, if they must, or "". It is compiled to know."""
+    """Why a plan whose programs wait for one another cannot run here, or "". It is compiled to know."""
     try:
         for kernel in kernels(plan, problem, statistics=False):
             if kernel.cooperative:
@@ -155,6 +203,10 @@ def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
                     kernel.load(stream.device)
     except NotResident as reason:
         return str(reason)
+    except (ImportError, AttributeError) as reason:
+        if plan.family != "ring":
+            raise
+        return f"this version of Triton has another Gluon than those that are known: {reason}"
     return ""
 
 

@@ -25,20 +25,8 @@ ALIGNED = 16  # bytes of a vector load
 # Every number that is compiled in, by its value or its divisor, is one more reason to compile again for another shape.
 # Counts never are by their value; what decides how wide loads are is by its divisor.
 COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}
-COUNTS |= {"teams", "units", "each", "width"}
-ALIGNING = {
-    "reps",
-    "run",
-    "columns",
-    "width",
-    "x_o",
-    "x_r",
-    "x_s",
-    "y_o",
-    "y_r",
-    "y_s",
-    "m_o",
-}
+COUNTS |= {"teams", "units", "each", "width", "spans"}
+ALIGNING = {"reps", "run", "columns", "width", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "m_o"}
 _TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
 
@@ -63,7 +51,10 @@ class Source(NamedTuple):
 
     def compile(self, target: GPUTarget | None = None) -> Any:
         attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
-        source = ASTSource(self.function, dict(self.signature), dict(self.constants), attributes)
+        language = ASTSource
+        if self.function.is_gluon():
+            from .gluon import GluonASTSource as language
+        source = language(self.function, dict(self.signature), dict(self.constants), attributes)
         # The default of enable_fp_fusion depends on Triton's version.
         return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._manner())
 
@@ -123,15 +114,20 @@ class Kernel:
         return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps, self.cooperative)
 
     def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
-        tensors = [operands[name] if dtype else None for name, dtype in self.pointers.items()]
         if INTERPRETED:
+            tensors = [operands[name] if dtype else None for name, dtype in self.pointers.items()]
             self.function[(self.programs,)](*tensors, *self._fixed)
             return
+        self.at(stream, *self._addresses(stream, operands))
+
+    def _addresses(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> tuple[list[int | None], bool]:
+        """Of the operands, which must be on the device, and whether all are aligned."""
+        tensors = [operands[name] if dtype else None for name, dtype in self.pointers.items()]
         for name, t in zip(self.pointers, tensors):
             if t is not None and t.get_device() != stream.device:  # a kernel would read whatever lies at that address
                 raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        self.at(stream, pointers, not any(p and p % ALIGNED for p in pointers))
+        return pointers, not any(p and p % ALIGNED for p in pointers)
 
     def at(self, stream: Stream, pointers: Sequence[int | None], aligned: bool) -> None:
         """As a call, on addresses that are known to be on the device."""
@@ -167,6 +163,33 @@ class Kernel:
             together(kernel, self.programs, device)
         self._ready[device, aligned] = ready = kernel.run, kernel.function, kernel.packed_metadata
         return ready
+
+
+class Described(Kernel):
+    """A kernel in Gluon whose first argument is x by a descriptor: rows that are `stride` apart, in blocks that are clipped at the ends.
+
+    x must be aligned.
+    """
+
+    def __init__(self, dtype: torch.dtype, rows: int, columns: int, stride: int, block: tuple[int, int], *args: Any) -> None:
+        from .gluon import TensorDescriptor, gl
+
+        super().__init__(*args)
+        self._type = _TYPES[dtype]
+        layout = gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype).removeprefix("torch.")))
+        self._describe = lambda x: TensorDescriptor(x, [rows, columns], [stride, 1], list(block), layout)
+        self._signature = f"tensordesc<{self._type}[{block[0]},{block[1]}],{layout!r}>"
+
+    def source(self, aligned: bool = True) -> Source:
+        rest = super().source(aligned)
+        signature = (("x_desc", self._signature), *rest.signature)
+        return rest._replace(signature=signature, divisors=tuple((at + 1, divisor) for at, divisor in rest.divisors))
+
+    def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
+        pointers, aligned = self._addresses(stream, operands)
+        run, function, metadata = self._ready.get((stream.device, aligned)) or self._load(stream.device, aligned)
+        x = self._describe(operands["x"])
+        run(self.programs, 1, 1, stream.handle, function, metadata, None, None, None, x, *pointers, *self._fixed)
 
 
 def dense(param: Tensor | None) -> Any:

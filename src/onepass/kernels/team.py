@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .math import inverse_deviation, join, lanes, line, load, merge, program, store, store_statistics, update
-from .tile import columns_at, over_run
+from .tile import columns_at
 
 
 @triton.jit
@@ -20,12 +20,12 @@ def team_forward(
     PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDENT: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, STAGES: tl.constexpr, ALIKE: tl.constexpr, NEAR: tl.constexpr,
-    SETS: tl.constexpr, MEMBERS: tl.constexpr,
+    EVEN: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """The arguments are the tile walk's. A set is in parts_r parts, one for each member; MEMBERS is the next power of two.
 
     A block has `each` whole sets, `width` columns that follow one another whatever the length of a run; SETS is the next power of two.
-    BLOCK_RUN is the run where both that and `each` are powers of two, or 0.
+    BLOCK_RUN is the run where both that and `each` are powers of two, or 0. EVEN: no block of rows or columns ends past the last.
 
     A team of one has nobody to wait for: it needs neither counters nor parts.
     """
@@ -46,46 +46,53 @@ def team_forward(
     lane = tl.arange(0, BLOCK_J)[None, :]
     for unit in tl.range(team, units, teams, num_stages=1):
         o, block = unit // chunk_t, unit % chunk_t
-        s0, column = block * each, block * width + lane
+        s0, parts = block * each, parts_ptr
+        if MEMBERS > 1:
+            parts = parts_ptr + o.to(tl.int64) * parts_r * sets
+        column = block * width + lane
         if BLOCK_RUN:
             s, t = column // BLOCK_RUN, column % BLOCK_RUN
         else:
             s, t = column // run, column % run
         x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
         here &= lane < width
+        if EVEN:
+            here = tl.full((1, BLOCK_J), True, tl.int1)
         if NEAR:
             x_at, y_at = x_at.to(tl.int32), y_at.to(tl.int32)
         if RESIDENT:
             r = start + i
             inside = r < end
+            if EVEN:
+                inside = tl.full((BLOCK_I, 1), True, tl.int1)
             kept = load(x, x_at + _index(r, NEAR) * x_r, inside & here, "")
+            # What does not need the statistics is read while x is on its way.
+            gain, term = line(1.0, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
             own = _over_sets(tl.sum(kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS) / count  # (2)
             if CENTERED:
-                kept = tl.where(inside & here, kept - own, 0.0)
+                kept = tl.where(inside & here, kept - _in_columns(own, s - s0, BLOCK_J, BLOCK_RUN, SETS), 0.0)
             m2 = _over_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS)
         else:
             own, m2 = _reduce(x, x_at, start, end, x_r, run, s - s0, here, CENTERED, BLOCK_I, BLOCK_J, BLOCK_RUN, SETS, STAGES, NEAR)
-        mean, teller = own, here & (t == 0)  # who stores what belongs to a set
+        of = s0 + tl.arange(0, SETS)[:, None]  # [SETS, 1], as all that belongs to a set
+        mean, teller = own, (of < sets) & (of - s0 < each)
         if MEMBERS > 1:
-            first = o.to(tl.int64) * parts_r * sets + s
             if CENTERED:
-                tl.store(parts_ptr + first + member * sets, own, mask=teller)
-            tl.store(parts_ptr + m2_at + first + member * sets, m2, mask=teller)
+                tl.store(parts + member * sets + of, own, mask=teller)
+            tl.store(parts + m2_at + member * sets + of, m2, mask=teller)
             _meet(counters_ptr + team, member, parts_r)
-            mean, m2 = _merged(
-                parts_ptr + o.to(tl.int64) * parts_r * sets, m2_at, s0, s - s0, reps, sets, run, parts_r, chunk_r,
-                CENTERED, BLOCK_J, BLOCK_RUN, SETS, MEMBERS,
-            )  # fmt: skip
+            mean, m2 = _merged(parts, m2_at, s0, reps, sets, run, parts_r, chunk_r, CENTERED, SETS, MEMBERS)
             teller &= member == 0
         var = m2 / reps / run  # (3)
         rstd = inverse_deviation(var, eps)
-        store_statistics(statistics, o * sets + s, mean, rstd, var, teller)
+        store_statistics(statistics, o * sets + of, mean, rstd, var, teller)
         if RESIDENT:
-            factor, term = line(rstd, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
+            factor = gain * _in_columns(rstd, s - s0, BLOCK_J, BLOCK_RUN, SETS)
             if CENTERED and MEMBERS > 1:  # from the member's own mean to that of all
-                term += (own - mean) * factor
+                term += _in_columns(own - mean, s - s0, BLOCK_J, BLOCK_RUN, SETS) * factor
             store(y_ptr, y_at + _index(r, NEAR) * y_r, kept * factor + term, inside & here, ACTIVATION, "")
         else:
+            mean, rstd = _in_columns(mean, s - s0, BLOCK_J, BLOCK_RUN, SETS), _in_columns(rstd, s - s0, BLOCK_J, BLOCK_RUN, SETS)
             source = x_ptr
             if residual_ptr is not None:
                 source = sum_ptr
@@ -119,7 +126,7 @@ def _reduce(
     CENTERED: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr,
     STAGES: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
-    """The mean and M2 of what rows from start to end have of each set, in each of its columns. (14), (15)"""
+    """The mean and M2 of what rows from start to end have of each set. (14), (15)"""
     i = tl.arange(0, BLOCK_I)[:, None]
     mean, m2 = tl.zeros((BLOCK_I, BLOCK_J), tl.float32), tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
     k = 0.0
@@ -131,17 +138,18 @@ def _reduce(
     mean, m2 = merge(mean, m2, lanes(start, end, BLOCK_I)[:, None], rows, 0, CENTERED)
     if CENTERED:
         of_set = _over_sets(mean, set_, BLOCK_J, BLOCK_RUN, SETS) / run
-        delta = tl.where(here, mean - of_set, 0.0)
+        delta = tl.where(here, mean - _in_columns(of_set, set_, BLOCK_J, BLOCK_RUN, SETS), 0.0)
         mean, m2 = of_set, m2 + delta * delta * rows
+    else:
+        mean = tl.zeros((SETS, 1), tl.float32)
     return mean, _over_sets(m2, set_, BLOCK_J, BLOCK_RUN, SETS)
 
 
 @triton.jit
 def _merged(
-    parts_ptr, m2_at, s0, set_, reps, sets, run, parts_r, chunk_r,
-    CENTERED: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr,
+    parts_ptr, m2_at, s0, reps, sets, run, parts_r, chunk_r, CENTERED: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr
 ):  # fmt: skip
-    """The mean and M2 of the sets from s0 on, in each of their columns, from those of all members. (14), (15)"""
+    """The mean and M2 of the sets from s0 on, from those of all members. (14), (15)"""
     # Loads of as many elements as there are threads would impose their layout on all that follows, and send the rows through shared memory.
     BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = s0 + tl.arange(0, SETS)[None, :]
@@ -157,18 +165,16 @@ def _merged(
             mean_part = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
         mean, m2, n = join(mean, m2, n, mean_part, m2_part, n_part, CENTERED)
     mean, m2 = merge(mean, m2, n, reps * 1.0 * run, 0, CENTERED)
-    mean, m2 = tl.reshape(mean, (SETS, 1)), tl.reshape(m2, (SETS, 1))
-    return _in_columns(mean, set_, BLOCK_J, BLOCK_RUN, SETS), _in_columns(m2, set_, BLOCK_J, BLOCK_RUN, SETS)
+    return tl.reshape(mean, (SETS, 1)), tl.reshape(m2, (SETS, 1))
 
 
 @triton.jit
 def _over_sets(sums, set_, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS: tl.constexpr):
-    """The sum over the columns of each set, in each of them."""
+    """The sum over the columns of each set, [SETS, 1]."""
     if BLOCK_RUN:
-        return over_run(sums, BLOCK_J, BLOCK_RUN)
+        return tl.sum(tl.reshape(sums, (SETS, BLOCK_RUN)), 1, keep_dims=True)
     else:
-        each = tl.sum(tl.where(set_ == tl.arange(0, SETS)[:, None], sums, 0.0), 1, keep_dims=True)
-        return _in_columns(each, set_, BLOCK_J, BLOCK_RUN, SETS)
+        return tl.sum(tl.where(set_ == tl.arange(0, SETS)[:, None], sums, 0.0), 1, keep_dims=True)
 
 
 @triton.jit
