@@ -126,6 +126,16 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def placed(step: Pass, w: Walk, device: Device) -> Pass:
+    """A team's launch for all that w walks: as many teams as there are units, or multiprocessors for."""
+    return replace(step, walk=w, programs=programs_of(w.outer * step.chunk_t, step.parts_r, device))
+
+
+def programs_of(units: int, members: int, device: Device) -> int:
+    """Of as many teams as there are units, or multiprocessors for."""
+    return max(min(units, device.sms // members), 1) * members
+
+
 def head_and_tail(n: int) -> tuple[int, int]:
     """Two powers of two for n elements, where that spares a quarter of the next one; else that one, and 0."""
     whole = power_of_two(n)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil, lcm
 
 from .device import Device
 from .problem import NormProblem
-from .tiling import RING, Pass, Walk, power_of_two, uses, walk
+from .tiling import RING, Pass, Walk, placed, power_of_two, programs_of, uses, walk
 
 ALIGNED = 16  # bytes: copies by descriptor begin there
 WARPS = 8  # of those that reduce, and of those that apply. H200, 2026-11-15: with 4 and 4 they fall behind
@@ -40,6 +41,8 @@ def ring_cannot(problem: NormProblem, device: Device) -> list[str]:
     reasons = []
     if not w.dense or (w.outer > 1 and w.x[0] != w.reps * w.x[1]):
         reasons.append("rows are not evenly spaced, or columns not contiguous, as one descriptor of x needs them")
+    if w.x[1] < w.columns:
+        reasons.append("rows of x overlap, and those of a descriptor do not")
     if w.x[1] * size % ALIGNED:
         reasons.append(f"rows are {w.x[1] * size} bytes apart, and copies by descriptor begin at multiples of {ALIGNED}")
     if max(w.outer * w.reps, w.total) >= 2**31 or w.columns >= 2**20:
@@ -53,11 +56,12 @@ def ring_cannot(problem: NormProblem, device: Device) -> list[str]:
     return reasons
 
 
+@lru_cache(256)  # asked for its cost, and for itself
 def ring(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
     w = walk(problem)
     seen = replace(w, total=w.sets) if invariant else w  # one sample
     best = min(_cuts(problem, seen, device), key=lambda step: _time(problem, step, device))
-    return (_placed(best, w, device),)
+    return (placed(best, w, device),)
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -83,16 +87,15 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
                 continue
             rows = ceil(w.reps / block_i)
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
-                step = Pass(
-                    *(RING, w, members, WARPS, block_i, block_j, near, 0, True, True, True),
-                    *(members, 1, block_i, ceil(w.columns / span), slots),
+                spans, fits = ceil(w.columns / span), tiles * ceil(rows / members) <= slots
+                yield Pass(
+                    *(RING, w, programs_of(w.outer * spans, members, device), WARPS, block_i, block_j, near, 0, fits, True, True),
+                    *(members, 1, block_i, spans, slots if fits else slots - BACK),
                     sets=sets,
                     tiles=tiles,
-                    keep=slots,
+                    keep=slots if fits else max(slots - BACK - 4, 0),
+                    back=0 if fits else BACK,
                 )
-                if _blocks(step, 0) > slots:
-                    step = replace(step, resident=False, stages=slots - BACK, keep=slots - BACK - 4, back=BACK)
-                yield _placed(step, w, device)
 
 
 def _even(rows: int, most: int) -> int:
@@ -103,12 +106,6 @@ def _even(rows: int, most: int) -> int:
 def _near(w: Walk, block_j: int, tiles: int, sets: int) -> int:
     """How many sets one block of columns meets, as a power of two."""
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
-
-
-def _placed(step: Pass, w: Walk, device: Device) -> Pass:
-    """As many teams as there are units, or multiprocessors for."""
-    step = replace(step, walk=w)
-    return replace(step, programs=max(min(step.units, device.sms // step.parts_r), 1) * step.parts_r)
 
 
 def _blocks(step: Pass, member: int) -> int:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil
 
 from .device import Device
 from .problem import NormProblem
-from .tiling import TEAM, Pass, Walk, power_of_two, walk, warps_for
+from .tiling import TEAM, Pass, Walk, placed, power_of_two, programs_of, walk, warps_for
 
 LOOPED = 8192  # of a block that is one of many
 WIDEST = 256  # columns of a block; sets of longer runs are as well read along them
@@ -46,11 +47,12 @@ def team_cannot(problem: NormProblem, device: Device) -> list[str]:
     return []
 
 
+@lru_cache(256)  # asked for its cost, and for itself
 def team(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
     w = walk(problem)
     seen = replace(w, total=w.sets) if invariant else w  # one sample
     best = min(_cuts(problem, seen, device), key=lambda step: _time(problem, device, step))
-    return (_placed(best, w, device),)
+    return (placed(best, w, device),)
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -82,12 +84,12 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
             size = block_i * block_j * problem.dtype.itemsize * (2 if problem.addends else 1)
             stages = 1 if resident or not device.prefetches else max(min(4, device.shared // size), 1)
             whole = w.run if power_of_two(w.run) == w.run and power_of_two(sets) == sets else 0
-            shares = Pass(
-                *(TEAM, w, 0, warps, block_i, block_j, whole, 0, resident, True, True),
-                *(ceil(w.reps / chunk_r), 1, chunk_r, ceil(w.sets / sets), stages),
+            parts, blocks = ceil(w.reps / chunk_r), ceil(w.sets / sets)
+            yield Pass(
+                *(TEAM, w, programs_of(w.outer * blocks, parts, device), warps, block_i, block_j, whole, 0, resident, True, True),
+                *(parts, 1, chunk_r, blocks, stages),
                 sets=sets,
             )
-            yield _placed(shares, w, device)
 
 
 def _blocks(problem: NormProblem, w: Walk) -> set[int]:
@@ -99,12 +101,6 @@ def _blocks(problem: NormProblem, w: Walk) -> set[int]:
         even = [sets for sets in aligned if w.sets % sets == 0]
         found |= {*aligned[-1:], *even[-1:]} or {most}
     return found
-
-
-def _placed(step: Pass, w: Walk, device: Device) -> Pass:
-    """As many teams as there are units, or multiprocessors for."""
-    step = replace(step, walk=w)
-    return replace(step, programs=max(min(step.units, device.sms // step.parts_r), 1) * step.parts_r)
 
 
 def _time(problem: NormProblem, device: Device, step: Pass) -> float:

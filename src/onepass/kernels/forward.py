@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from ..moments import Moments
 from ..plan import Plan
@@ -91,19 +93,21 @@ def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
         **{name: getattr(problem, name) for name in ("weight", "bias", "scale", "shift")},
         "mean": fp32 if spec.centered and statistics else None,
         "rstd": fp32 if statistics else None,
-        "var": fp32 if problem.track else None,
+        "var": fp32 if problem.track and statistics else None,
         **{"parts": fp32, "counters": torch.int32},
     }
     scalars = {"eps": float(spec.eps), **numbers(w, True), "members": step.parts_r, "teams": step.teams}
     scalars |= {"spans": step.chunk_t, "columns": w.columns}
-    sets = power_of_two(max(step.sets, 2))
+    sets, rows = power_of_two(max(step.sets, 2)), ceil(w.reps / step.block_i)
     constants = {
         **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
         "RAGGED": bool(w.reps % step.block_i or w.columns % (step.tiles * step.block_j)),
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "SETS": sets, "NEAR": step.block_run},
-        "PARTS": max(min(power_of_two(step.parts_r), 1024 // sets), 32),
-        **{"TILES": step.tiles, "SLOTS": step.stages, "KEEP": step.keep, "BACK": step.back, "WARPS": step.warps},
+        "PARTS": max(min(power_of_two(step.parts_r), 512 // sets), 32),
+        **{"TILES": step.tiles, "SLOTS": step.stages, "KEEP": step.keep, "BACK": step.back},
+        "AT_ONCE": 1 if rows % (2 * step.parts_r) or step.back else 2,  # all members have an even number of blocks, or none does
+        "WARPS": step.warps,
     }
     return Described(
         *(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (step.block_i, step.block_j)),
@@ -203,7 +207,7 @@ def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
                     kernel.load(stream.device)
     except NotResident as reason:
         return str(reason)
-    except (ImportError, AttributeError) as reason:
+    except (ImportError, AttributeError, TritonError) as reason:
         if plan.family != "ring":
             raise
         return f"this version of Triton has another Gluon than those that are known: {reason}"

@@ -5,13 +5,14 @@ What is missing here is not used elsewhere; a new version is met in this file al
 
 from typing import Any
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-__all__ = ["GluonASTSource", "TensorDescriptor", "async_load", "barrier", "fence_async_shared", "gl", "jit", "mbarrier"]
+__all__ = ["GluonASTSource", "TensorDescriptor", "async_load", "barrier", "fence_async_shared", "gl", "jit", "mbarrier", "shared_layout"]
 
 _tma: Any = tma
 _gl: Any = gl
@@ -19,3 +20,8 @@ _gl: Any = gl
 jit = gluon.jit
 async_load = _tma.async_load if hasattr(tma, "async_load") else _tma.async_copy_global_to_shared
 barrier = _gl.barrier if hasattr(gl, "barrier") else _gl.thread_barrier
+
+
+def shared_layout(block: tuple[int, int], dtype: torch.dtype) -> Any:
+    """How copies by descriptor leave a block in shared memory."""
+    return _gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype).removeprefix("torch.")))

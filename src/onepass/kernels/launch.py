@@ -172,17 +172,16 @@ class Described(Kernel):
     """
 
     def __init__(self, dtype: torch.dtype, rows: int, columns: int, stride: int, block: tuple[int, int], *args: Any) -> None:
-        from .gluon import TensorDescriptor, gl
+        from .gluon import TensorDescriptor, shared_layout
 
         super().__init__(*args)
-        self._type = _TYPES[dtype]
-        layout = gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype).removeprefix("torch.")))
+        layout = shared_layout(block, dtype)
         self._describe = lambda x: TensorDescriptor(x, [rows, columns], [stride, 1], list(block), layout)
-        self._signature = f"tensordesc<{self._type}[{block[0]},{block[1]}],{layout!r}>"
+        self._type = f"tensordesc<{_TYPES[dtype]}[{block[0]},{block[1]}],{layout!r}>"
 
     def source(self, aligned: bool = True) -> Source:
         rest = super().source(aligned)
-        signature = (("x_desc", self._signature), *rest.signature)
+        signature = (("x_desc", self._type), *rest.signature)
         return rest._replace(signature=signature, divisors=tuple((at + 1, divisor) for at, divisor in rest.divisors))
 
     def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
