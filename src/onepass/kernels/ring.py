@@ -38,7 +38,7 @@ def reduce_layout(columns, size, warps):
 
 @constexpr_function
 def apply_layout(columns, size, warps, at_once):
-    """Of a block that is stored, along the columns first: 16 bytes for each thread, or 8, whose parameters leave registers for two blocks."""
+    """Of a block that is stored, along the columns first: 16 bytes for each thread, or 8, which leave registers for two blocks."""
     each = min(16 // at_once // size, columns)
     wide = min(columns // each, 32)
     return gl.BlockedLayout([1, each], [32 // wide, wide], [warps, 1], [1, 0])
