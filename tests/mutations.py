@@ -87,6 +87,8 @@ MUTATIONS = [
              "return [(p.every // unit, 0), (p.period, p.a), (size * unit // (p.every * p.period), 0)]", KERNELS + "12x5x7"),
     Mutation("cells added up twice", "kernels/sums.py", "mask = (n < reduced) & here", "mask = here", KERNELS + "layer_norm2d"),
     Mutation("a dz that does not know z", "kernels/math.py", "dz = activate_back(dy, x_hat * factor + term, ACTIVATION)", "dz = activate_back(dy, x_hat, ACTIVATION)", KERNELS + "silu"),
+    Mutation("a set's columns without their distance", "kernels/team.py", "mean, m2 = of_set, m2 + delta * delta * rows", "mean = of_set", KERNELS + "channels_last"),
+    Mutation("a member takes rows of the next", "kernels/team.py", "inside = r < end\n            if EVEN", "inside = r < reps + 1\n            if EVEN", KERNELS + "channels_last"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip

@@ -376,8 +376,9 @@ def test_batch_invariance_of_teams(family, shape):
             assert torch.equal(_norm(family, x[:n].clone(memory_format=torch.preserve_format)), together[:n])
 
 
-@pytest.mark.parametrize("shape", DIFFUSION)
-def test_the_planner_picks_teams_for_diffusion(shape):
+@pytest.mark.parametrize("shape", [(2, 320, 64, 64), (2, 1280, 32, 32), (4, 512, 64, 64), (64, 512, 64, 64)])
+def test_the_planner_picks_teams(shape):
+    """Where they are measured to be faster; of DIFFUSION, `tile` and `tile_reread` have the other two."""
     with pinned("team"):
         _norm("team", _images(shape))
     assert _plan(lambda x: O.group_norm(x, 32, activation="silu"), _images(shape)) in SHARING

@@ -19,7 +19,7 @@ ALIGNED = 16  # bytes: copies by descriptor begin there
 WARPS = 8  # of those that reduce, and of those that apply. H200, 2026-11-15: with 4 and 4 they fall behind
 SLOT = 16384  # bytes of a block
 OTHER = 9216  # bytes of shared memory for all but blocks and lines: barriers, moments, what the compiler takes
-BACK = 3  # slots for blocks that come again
+BACK, SPARE = 3, 4  # slots for blocks that come again, and for those that pass; the others keep theirs
 SETS = 32  # of a unit, that few warps combine: 64 take 17 us
 
 # H200, 2026-11-15, in microseconds.
@@ -83,7 +83,7 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
             slots = min((device.shared - OTHER - tiles * 32 * block_j) // slot, 32)
-            if slots < 6:
+            if slots < BACK + SPARE + 2:
                 continue
             rows = ceil(w.reps / block_i)
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
@@ -93,7 +93,7 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
                     *(members, 1, block_i, spans, slots if fits else slots - BACK),
                     sets=sets,
                     tiles=tiles,
-                    keep=slots if fits else max(slots - BACK - 4, 0),
+                    keep=slots if fits else slots - BACK - SPARE,
                     back=0 if fits else BACK,
                 )
 
