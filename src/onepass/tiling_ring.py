@@ -1,4 +1,4 @@
-"""How teams on Hopper cut a problem: blocks in a ring of shared memory, by several warps that load, reduce, combine and apply at once.
+"""How teams on Hopper cut a problem: blocks in a ring of shared memory.
 
 A unit is the smallest span of blocks of columns that begins and ends with a set. Of all ways to cut, the one that takes the least time by a
 small model of the pipeline; `ring_cost` is that time.
@@ -67,7 +67,7 @@ def ring(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, .
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (step,) = ring(problem, device, invariant)
     if invariant:  # the choice must not depend on how much there is
-        again = 1 - min(step.keep / _blocks(step, 0), 1)
+        again = 1 - min(step.keep / _blocks(step), 1)
         return (1 + AGAIN * again) / 1e3
     return SCALE * _time(problem, step, device)
 
@@ -108,14 +108,14 @@ def _near(w: Walk, block_j: int, tiles: int, sets: int) -> int:
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 
 
-def _blocks(step: Pass, member: int) -> int:
-    """Of a unit, for one of its members."""
-    return step.tiles * ceil((ceil(step.walk.reps / step.block_i) - member) / step.parts_r)
+def _blocks(step: Pass) -> int:
+    """Of a unit, for its busiest member."""
+    return step.tiles * ceil(ceil(step.walk.reps / step.block_i) / step.parts_r)
 
 
 def _time(problem: NormProblem, step: Pass, device: Device) -> float:
     """Microseconds. A team has as many units in the ring as it holds; the last one's exchange is hidden by the others."""
-    rounds, blocks = ceil(step.units / step.teams), _blocks(step, 0)
+    rounds, blocks = ceil(step.units / step.teams), _blocks(step)
     size = step.block_i * step.block_j * problem.dtype.itemsize / SLOT
     block = BLOCK * size * max(0.5 + 0.5 * step.programs / device.sms, 0.6)
     if step.block_j * problem.dtype.itemsize < 256 and step.teams == 1:

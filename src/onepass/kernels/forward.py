@@ -106,7 +106,7 @@ def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
         **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "SETS": sets, "NEAR": step.block_run},
         "PARTS": max(min(power_of_two(step.parts_r), 512 // sets), 32),
         **{"TILES": step.tiles, "SLOTS": step.stages, "KEEP": step.keep, "BACK": step.back},
-        "AT_ONCE": 1 if rows % (2 * step.parts_r) or step.back else 2,  # all members have an even number of blocks, or none does
+        "AT_ONCE": 1 if rows % (2 * step.parts_r) or step.back else 2,  # two where every member has an even number of blocks
         "WARPS": step.warps,
     }
     return Described(

@@ -1,11 +1,12 @@
 """The team walk on Hopper: x is read once, into a ring of blocks in shared memory, and stays there until the team's statistics are known.
 
-A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of rows in turn. Four
+A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of rows in turn. Five
 groups of warps work side by side, each through all units, none waiting for another but where it needs what that makes:
 
 - load fills the ring, block after block, as slots come free;
-- reduce takes the moments of each column, of each set, and hands them to the team;
-- combine waits for all members' moments, and makes of them, for each column, the mean, factor and term that z needs;
+- reduce takes the moments of each column;
+- publish makes of them the moments of each set, and hands them to the team;
+- combine waits for all members' moments, and makes of them, for each column, what z needs: mean, rstd, gain and term;
 - apply empties the ring.
 
 So a team's exchange is hidden behind the blocks of the next unit. What exceeds KEEP blocks of a unit is reduced first and let go, and
