@@ -19,8 +19,8 @@ CPU, GPU = Device("cpu"), Device("cuda", "any")
 
 
 def _bind(definition, shape=(4, 8, 6, 6), layout="contiguous", dtype=torch.float32, **flags):
-    x = lay_out(torch.empty(shape, dtype=dtype), layout)
-    params = None if not flags.pop("affine", True) else torch.empty(1, dtype=dtype)
+    x = lay_out(torch.empty(shape, dtype=dtype, device="meta"), layout, "meta")  # planning needs no memory
+    params = None if not flags.pop("affine", True) else torch.empty(1, dtype=dtype, device="meta")
     return bind(definition, x, params, params, **flags)
 
 
