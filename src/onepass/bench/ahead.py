@@ -10,6 +10,9 @@ from importlib import import_module
 from multiprocessing import get_context
 from typing import Any
 
+import torch
+import triton
+
 from ..device import Device
 from ..families import FORWARD
 from ..plan import CannotForce, Options, plan
@@ -40,7 +43,9 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     kernels = getattr(import_module(f"onepass.{chosen.module}"), "kernels", None)
     if kernels is None:
         return []
-    return [kernel.source() for kernel in kernels(chosen, bound, problem.stats or problem.case.running, problem.case.residual)]
+    found = kernels(chosen, bound, problem.stats or problem.case.running, problem.case.residual)
+    settled = [kernel for kernel in kernels(chosen, bound, False) if kernel.cooperative]  # what `settle` asks the driver about
+    return [kernel.source() for kernel in (*found, *settled)]
 
 
 def needs(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
@@ -83,4 +88,7 @@ def prepare(
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:
-    sources(drawn.draw(job.seed, job.index), device, job.family)[job.at].compile(target)
+    kernel = sources(drawn.draw(job.seed, job.index), device, job.family)[job.at].compile(target)
+    if torch.cuda.is_available():  # Triton 3.6 compiles a launcher in C for each kernel, half a second, and keeps that on disk too
+        driver: Any = triton.runtime.driver.active
+        driver.launcher_cls(kernel.src, kernel.metadata)
