@@ -5,7 +5,7 @@ What a kernel does with them is in `kernels/`; the sizes were tuned on an H200, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, TypeVar
@@ -126,9 +126,13 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def placed(step: Pass, w: Walk, device: Device) -> Pass:
-    """A team's launch for all that w walks: as many teams as there are units, or multiprocessors for."""
-    return replace(step, walk=w, programs=programs_of(w.outer * step.chunk_t, step.parts_r, device))
+def quickest(
+    problem: NormProblem, device: Device, invariant: bool, cuts: Callable[[Walk], Iterable[Pass]], time: Callable[[Pass], float]
+) -> tuple[Pass, ...]:
+    """A team's launch: the cut that takes the least time, of one sample where batches must not matter, for all that there is."""
+    w = walk(problem)
+    best = min(cuts(replace(w, total=w.sets) if invariant else w), key=time)
+    return (replace(best, walk=w, programs=programs_of(w.outer * best.chunk_t, best.parts_r, device)),)
 
 
 def programs_of(units: int, members: int, device: Device) -> int:

@@ -7,13 +7,12 @@ small model of the pipeline; `ring_cost` is that time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from math import ceil, lcm
 
 from .device import Device
 from .problem import NormProblem
-from .tiling import RING, Pass, Walk, placed, power_of_two, programs_of, uses, walk
+from .tiling import RING, Pass, Walk, power_of_two, programs_of, quickest, uses, walk
 
 ALIGNED = 16  # bytes: copies by descriptor begin there
 WARPS = 8  # of those that reduce, and of those that apply. H200, 2026-11-15: with 4 and 4 they fall behind
@@ -26,7 +25,7 @@ SETS = 32  # of a unit, that few warps combine: 64 take 17 us
 LAUNCH = 3.0
 EXCHANGE = 8.0  # from the last block of a unit in shared memory to the first one out of it
 BLOCK = 1.25  # to load, reduce, apply and store a block of 16 KB, all multiprocessors at it
-UNIT = 0.8, 3.2, 0.1  # to hand over the moments of a tile and use what comes of them; to publish and combine a unit's; for each set
+UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish a unit's moments and combine them, and more for each of its tiles and sets
 NARROW = 1.1  # chunks of 128 bytes against those of 256, where teams do not read them side by side
 AGAIN = 0.4  # of a block's time, once more, for one that comes again
 SCALE = 4 / 3  # to the scale of the other families' costs, which count 3 TB/s where 4 are measured
@@ -58,10 +57,7 @@ def ring_cannot(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # asked for its cost, and for itself
 def ring(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    w = walk(problem)
-    seen = replace(w, total=w.sets) if invariant else w  # one sample
-    best = min(_cuts(problem, seen, device), key=lambda step: _time(problem, step, device))
-    return (placed(best, w, device),)
+    return quickest(problem, device, invariant, lambda w: _cuts(problem, w, device), lambda step: _time(problem, step, device))
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -122,6 +118,6 @@ def _time(problem: NormProblem, step: Pass, device: Device) -> float:
         block *= NARROW
     again = max(blocks - step.keep, 0)
     spare = max(step.stages - min(blocks, step.keep), 1)
-    handed = UNIT[0] * step.tiles + UNIT[1] + UNIT[2] * step.sets
+    handed = UNIT + TILE * step.tiles + SET * step.sets
     unit = max(blocks * block, handed, EXCHANGE * min(blocks, step.keep) / spare) + again * AGAIN * block
     return LAUNCH + EXCHANGE + blocks * block / 2 + rounds * unit

@@ -13,7 +13,7 @@ from math import ceil
 
 from .device import Device
 from .problem import NormProblem
-from .tiling import TEAM, Pass, Walk, placed, power_of_two, programs_of, walk, warps_for
+from .tiling import TEAM, Pass, Walk, power_of_two, programs_of, quickest, walk, warps_for
 
 LOOPED = 8192  # of a block that is one of many
 WIDEST = 256  # columns of a block; sets of longer runs are as well read along them
@@ -28,9 +28,7 @@ LAUNCH, BARRIER = 3.0, 2.0
 MERGE = 0.7  # for 128 parts, which are read at a time; assumed
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
-LOOP = (
-    1.4  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-15: 16x320x64x64, 2x128x512x512
-)
+LOOP = 1.4  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-15: 16x320x64x64
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
 FEW = 1.1  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
@@ -49,10 +47,7 @@ def team_cannot(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # asked for its cost, and for itself
 def team(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    w = walk(problem)
-    seen = replace(w, total=w.sets) if invariant else w  # one sample
-    best = min(_cuts(problem, seen, device), key=lambda step: _time(problem, device, step))
-    return (placed(best, w, device),)
+    return quickest(problem, device, invariant, lambda w: _cuts(problem, w, device), lambda step: _time(problem, step, device))
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -61,7 +56,7 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (step,) = team(problem, device, invariant)
     if invariant:  # the choice must not depend on how much there is
         return (_reads(problem, device, replace(step, programs=step.parts_r)) + 1) / 2 / _rate(problem, step) / 1e3
-    return _time(problem, device, step)
+    return _time(problem, step, device)
 
 
 def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
@@ -69,9 +64,8 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
     most = 1 if device.kind == "cpu" else device.sms  # the interpreter runs programs one after another
     sizes = sorted({most // teams for teams in range(1, most + 1)})
     for sets in _blocks(problem, w):
-        keeping, kept = (
-            (KEEPING, 128) if device.prefetches else (THREADS, 32)
-        )  # threads, and lanes of each; AMD's compiler spills with more
+        # Threads, and lanes of each; AMD's compiler spills with more.
+        keeping, kept = (KEEPING, 128) if device.prefetches else (THREADS, 32)
         if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads, and as many addresses
             kept //= 2
         block_j = power_of_two(sets * w.run)
@@ -103,7 +97,7 @@ def _blocks(problem: NormProblem, w: Walk) -> set[int]:
     return found
 
 
-def _time(problem: NormProblem, device: Device, step: Pass) -> float:
+def _time(problem: NormProblem, step: Pass, device: Device) -> float:
     """Microseconds, in the scale of the other families' costs."""
     w, rounds = step.walk, ceil(step.units / step.teams)
     busiest = rounds * step.chunk_r * step.sets * w.run * device.sms / (w.total * w.reps * w.run)  # over a fair share
