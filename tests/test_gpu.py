@@ -84,12 +84,12 @@ def test_an_extra_on_the_cpu(extra):
             calls[extra]()
 
 
-SHARING = ("team", "ring")  # programs of these exchange moments, and the planner does not pick them for every size
+SHARING = ("team", "ring", "alone")  # programs of these exchange moments, and the planner does not pick them for every size
 
 
 @contextmanager
 def pinned(family):
-    """A Hopper can both; another GPU may have a reason."""
+    """A Hopper can all; another GPU may have a reason."""
     try:
         with onepass.force(family):
             yield
@@ -378,7 +378,7 @@ def test_batch_invariance_of_teams(family, shape):
 
 @pytest.mark.parametrize("shape", [(2, 320, 64, 64), (2, 1280, 32, 32), (4, 512, 64, 64), (64, 512, 64, 64)])
 def test_the_planner_picks_teams(shape):
-    """Where they are measured to be faster; of DIFFUSION, `tile` and `tile_reread` have the other two."""
+    """Where they are measured to be faster."""
     with pinned("team"):
         _norm("team", _images(shape))
     assert _plan(lambda x: O.group_norm(x, 32, activation="silu"), _images(shape)) in SHARING

@@ -94,7 +94,7 @@ def test_every_family_within_the_budget(case):
     assert any(error is not None for error in errors.values())
 
 
-@pytest.mark.parametrize("family", ["row", "row_reread", "team", "tile", "tile_reread"])
+@pytest.mark.parametrize("family", ["alone", "row", "row_reread", "team", "tile", "tile_reread"])
 def test_bfloat16(family):
     """The interpreter cuts bfloat16 off where a GPU rounds: a whole ulp, not half of one."""
     x = torch.randn(2, 12, 5, 7).to(torch.bfloat16)
@@ -117,7 +117,7 @@ def test_a_row_does_not_depend_on_its_neighbours(family, length):
 def test_statistics_are_those_of_the_reference():
     x = torch.randn(2, 12, 5, 7).to(memory_format=torch.channels_last)
     expected = O.group_norm(x, 4, return_stats=True)
-    for family in ("team", "tile", "tile_reread", "row_reread"):
+    for family in ("alone", "team", "tile", "tile_reread", "row_reread"):
         with onepass.force(family):
             result = O.group_norm(x, 4, return_stats=True)
         torch.testing.assert_close(tuple(result), tuple(expected))

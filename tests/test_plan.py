@@ -72,7 +72,7 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="family='fast' is unknown; expected one of aten, row, tile, ring, team, apply, row_reread, tile_reread, formula, ref",
+            match="family='fast' is unknown; expected one of aten, row, tile, alone, ring, team, apply, row_reread, tile_reread, formula,",
         ),
         onepass.force("fast"),
     ):
@@ -142,7 +142,8 @@ MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AM
         (_bind(spec.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
         (_bind(spec.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
         (_bind(spec.group_norm(32), (1, 128, 1024, 1024), "channels_last", torch.float16), "tile_reread", "tile_reread"),
-        (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "tile", "tile"),
+        (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "alone", "tile"),
+        (_bind(spec.instance_norm(), (8, 64, 14, 14), "channels_last", torch.float16), "tile", "tile"),
         (_bind(spec.instance_norm(), (8, 64, 56, 56)), "row", "row"),
         (_bind(spec.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
         (_bind(spec.batch_norm(), (64, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
@@ -168,7 +169,12 @@ def test_what_is_launched(row, device):
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
         for block in (step.block_i, step.block_j, step.block_run):
             assert block & (block - 1) == 0
-        if step.kernel == "team":
+        if step.kernel == "alone":
+            assert step.parts_r == 1 or step.programs * step.warps * device.warp <= 512 * device.sms  # with 128 registers for each
+            assert step.programs == step.teams * step.parts_r and step.teams <= step.units == w.total
+            assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and w.run % step.block_j == 0
+            assert step.block_i == step.warps * device.warp and step.tiles * step.block_i * step.block_j >= step.chunk_r * w.run
+        elif step.kernel == "team":
             assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
             assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.chunk_t * step.sets >= w.sets
             assert step.block_j >= step.sets * w.run and (step.block_i >= step.chunk_r or not step.resident)
@@ -228,20 +234,48 @@ def _diffusion(n, channels, side):
 
 
 @pytest.mark.parametrize(
-    "problem, members, resident",
-    [
-        (_diffusion(2, 320, 64), 8, True),
-        (_diffusion(2, 1280, 32), 2, True),
-        (_diffusion(2, 640, 32), 4, True),
-    ],
-    ids=lambda value: str(value.shape) if hasattr(value, "shape") else str(value),
+    "problem, members",
+    [(_diffusion(2, 320, 64), 8), (_diffusion(2, 1280, 32), 2), (_diffusion(2, 640, 32), 4)],
+    ids=lambda value: str(getattr(value, "shape", value)),
 )
-def test_teams_for_diffusion_models(problem, members, resident):
+def test_teams_for_diffusion_models(problem, members):
     """One launch on nearly all multiprocessors."""
-    chosen = plan(problem, H200)
-    (step,) = chosen.passes
-    assert (chosen.family, step.parts_r, step.resident) == ("team", members, resident)
+    (step,) = plan(problem, H200, options=Options("team")).passes
+    assert (step.parts_r, step.resident) == (members, True)
     assert 0.9 * H200.sms <= step.programs <= H200.sms and step.units == step.teams
+
+
+@pytest.mark.parametrize(
+    "problem, family, members",
+    [
+        *((_diffusion(2, 320, 64), "team", 8), (_diffusion(2, 1280, 32), "alone", 4), (_diffusion(2, 1920, 32), "alone", 4)),
+        *((_diffusion(2, 640, 32), "alone", 1), (_diffusion(2, 1280, 8), "alone", 1), (_diffusion(8, 1280, 16), "alone", 1)),
+        *((_diffusion(16, 320, 64), "tile_reread", 5), (_diffusion(2, 640, 64), "tile_reread", 13)),
+    ],
+    ids=lambda value: str(getattr(value, "shape", value)),
+)
+def test_the_fastest_for_diffusion_models(problem, family, members):
+    """As measured on an H200 (docs/measured.md)."""
+    chosen = plan(problem, H200)
+    assert (chosen.family, chosen.passes[0].parts_r) == (family, members)
+
+
+@pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
+@pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 33, 128, 1), (2, 640, 64, 64), (64, 1920, 8, 8), (2, 60, 301, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 32])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_sets_alone_have_every_element(shape, dtype, groups, invariant, device):
+    problem = _bind(spec.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
+    try:
+        (step,) = plan(problem, device, options=Options("alone", invariant=invariant)).passes
+    except CannotForce as reason:
+        assert "a set is one run" in str(reason) or "are more than programs keep that share one" in str(reason)
+        return
+    w, threads = step.walk, step.warps * device.warp
+    assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.units == w.total
+    assert w.run % step.block_j == 0 and step.block_i == threads and step.tiles * threads * step.block_j >= step.chunk_r * w.run
+    assert step.parts_r == 1 or (step.programs * threads <= 512 * device.sms and not device.no_team)
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 33, 128, 1), (2, 640, 64, 64), (64, 1920, 8, 8), (2, 60, 301, 17)])

@@ -17,7 +17,7 @@ from math import prod
 
 import torch
 
-from . import tiling, tiling_backward, tiling_ring, tiling_team
+from . import tiling, tiling_alone, tiling_backward, tiling_ring, tiling_team
 from .device import Device
 from .problem import NormProblem, contiguous_stride
 from .tiling import Pass
@@ -215,8 +215,8 @@ def _triton_cost(passes: Passes, back: Passes, *walks: str) -> Cost:
         steps = steps(problem, device, invariant)
         reads = sum(step.reduce + step.apply - step.resident for step in steps if isinstance(step, Pass))
         used = max(tiling.used(problem, walk) for walk in walks)
-        if direction != BACKWARD and isinstance(steps[0], Pass) and steps[0].resident and tiling.divides(problem):
-            used *= 0.5
+        if direction != BACKWARD and isinstance(steps[0], Pass) and steps[0].resident:
+            used *= tiling.filled(steps[0]) * (0.5 if tiling.divides(problem) else 1.0)
         traffic = (tensors * reads + 1) / (tensors + 1) / used
         if invariant:  # the choice must not depend on how much there is
             return traffic / 1e3
@@ -238,6 +238,11 @@ FAMILIES = (
     Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, _torch_cost(1), aten_variant),
     _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.ROW),
     _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.TILE),
+    Family(
+        *("alone", "programs take one set at a time, large ones by several that run at the same time: x is read once", "kernels.forward"),
+        *(_shared(tiling_alone.alone_cannot), lambda problem, device, _, invariant: tiling_alone.alone_cost(problem, device, invariant)),
+        passes=tiling_alone.alone,
+    ),
     Family(
         *("ring", "programs that run at the same time share sets and keep them in shared memory: x is read once", "kernels.forward"),
         *(_shared(tiling_ring.ring_cannot), lambda problem, device, _, invariant: tiling_ring.ring_cost(problem, device, invariant)),

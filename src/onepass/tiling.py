@@ -15,7 +15,7 @@ from .problem import NormProblem, ParamMap
 
 Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
 
-ROW, TILE, TEAM, RING, COMBINE = "row", "tile", "team", "ring", "combine"
+ROW, TILE, TEAM, ALONE, RING, COMBINE = "row", "tile", "team", "alone", "ring", "combine"
 LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
 NARROWEST = 16  # columns of a tile
 
@@ -63,7 +63,7 @@ class Pass:
 
     The row walk counts chunk_t in blocks; the tile walk parts every column from the next, and chunk_t is how many blocks of them there are.
     A team does too, but has whole sets in a block: parts_r members share the rows of a unit, one o and one block of columns (of a ring, one
-    span of `tiles` blocks, chunk_t in all).
+    span of `tiles` blocks, chunk_t in all). Those of a set alone have block_i threads, each with `tiles` vectors of block_j elements.
     """
 
     kernel: str
@@ -85,9 +85,10 @@ class Pass:
     leads: bool = False  # the next launch may start while this one runs
     follows: bool = False  # and waits for it
     sets: int = 1  # team: whole ones in a block; ring: in a unit
-    tiles: int = 1  # ring: blocks of columns in a unit
+    tiles: int = 1  # ring: blocks of columns in a unit; alone: vectors for a thread
     keep: int = 0  # ring: of a unit's blocks, how many stay in shared memory
     back: int = 0  # ring: slots for the others, which come again
+    beside: int = 1  # programs of teams that one multiprocessor runs at the same time
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     @property
@@ -132,12 +133,12 @@ def quickest(
     """A team's launch: the cut that takes the least time, of one sample where batches must not matter, for all that there is."""
     w = walk(problem)
     best = min(cuts(replace(w, total=w.sets) if invariant else w), key=time)
-    return (replace(best, walk=w, programs=programs_of(w.outer * best.chunk_t, best.parts_r, device)),)
+    return (replace(best, walk=w, programs=programs_of(w.outer * best.chunk_t, best.parts_r, device, best.beside)),)
 
 
-def programs_of(units: int, members: int, device: Device) -> int:
+def programs_of(units: int, members: int, device: Device, beside: int = 1) -> int:
     """Of as many teams as there are units, or multiprocessors for."""
-    return max(min(units, device.sms // members), 1) * members
+    return max(min(units, device.sms * beside // members), 1) * members
 
 
 def head_and_tail(n: int) -> tuple[int, int]:
@@ -321,6 +322,12 @@ def used(problem: NormProblem, kernel: str) -> float:
     else:
         width, pitch = w.columns if w.dense else w.run, w.x[1] if w.reps > 1 else line
     return min(width / min(line, max(pitch, 1)), 1.0)
+
+
+def filled(step: Pass) -> float:
+    """What fraction of the lanes that keep a set has an element of it, in the tile walk, whose lanes are many for each thread."""
+    w = step.walk
+    return w.reps * w.run / ((step.block_i + step.tail) * step.block_run) if step.kernel == TILE else 1.0
 
 
 def uses(p: ParamMap, w: Walk) -> int:

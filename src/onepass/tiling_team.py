@@ -28,7 +28,7 @@ LAUNCH, BARRIER = 3.0, 2.0
 MERGE = 0.7  # for 128 parts, which are read at a time; assumed
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
-LOOP = 1.4  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-15: 16x320x64x64
+LOOP = 2.0  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-16: 20 of 26 shapes
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
 FEW = 1.1  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
@@ -99,16 +99,26 @@ def _blocks(problem: NormProblem, w: Walk) -> set[int]:
 
 def _time(problem: NormProblem, step: Pass, device: Device) -> float:
     """Microseconds, in the scale of the other families' costs."""
-    w, rounds = step.walk, ceil(step.units / step.teams)
-    busiest = rounds * step.chunk_r * step.sets * w.run * device.sms / (w.total * w.reps * w.run)  # over a fair share
-    idle = device.sms / step.programs
-    busiest = max(busiest / min(idle, FEW), 1.0)
+    rounds = ceil(step.units / step.teams)
+    traffic = (_reads(problem, device, step) + 1) / 2
+    return LAUNCH + waiting(step, rounds) + moving(problem, step, device, rounds) * traffic / _rate(problem, step)
+
+
+def waiting(step: Pass, rounds: int) -> float:
+    """For others, and from one round to the next."""
     waits = (rounds - 1) * (STALL if step.parts_r > 1 else REFILL)
     if step.parts_r > 1:
         waits += BARRIER + ceil(power_of_two(step.parts_r) * power_of_two(step.sets) / 128) * MERGE
-    traffic = (_reads(problem, device, step) + 1) / 2
+    return waits
+
+
+def moving(problem: NormProblem, step: Pass, device: Device, rounds: int) -> float:
+    """What must be read and written, at the pace of the busiest multiprocessor."""
+    w = step.walk
+    busiest = rounds * step.chunk_r * step.sets * w.run * device.sms / (w.total * w.reps * w.run)  # over a fair share
+    idle = max(device.sms / step.programs, 1.0)
     element = 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())
-    return LAUNCH + waits + w.total * w.reps * w.run * element / 3e6 * traffic * busiest / _rate(problem, step)
+    return w.total * w.reps * w.run * element / 3e6 * max(busiest / min(idle, FEW), 1.0)
 
 
 def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
@@ -122,10 +132,12 @@ def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
 
 
 def _rate(problem: NormProblem, step: Pass) -> float:
-    """Of copying chunks as wide as a block, against those of a line of memory."""
-    w = step.walk
-    sets = step.sets if w.dense else 1
-    width = max(RATES) if sets == w.sets else min(sets * w.run * problem.dtype.itemsize, max(RATES))  # all sets: one chunk after another
-    (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
-    rate = (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())
+    sets = step.sets if step.walk.dense else 1
+    rate = rate_of(max(RATES) if sets == step.walk.sets else sets * step.walk.run * problem.dtype.itemsize)  # all sets: one after another
     return rate if step.resident else rate / LOOP
+
+
+def rate_of(width: int) -> float:
+    """Of copying chunks of so many bytes, against those of a line of memory."""
+    (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if min(width, max(RATES)) <= pair[1][0])
+    return (slow + (fast - slow) * (min(width, high) - low) / (high - low)) / max(RATES.values())

@@ -35,7 +35,7 @@ from .drawn import Problem
 from .oracle import Outcome
 from .terminal import table
 
-SHARING = ("team", "ring")  # programs of these wait for one another
+SHARING = ("team", "ring", "alone")  # programs of these wait for one another
 deterministic: Any = _deterministic  # a module whose attributes a type checker does not see
 OWN = "planner"
 LONGEST = 60.0  # seconds a problem may take

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from ..moments import Moments
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
-from ..tiling import COMBINE, RING, ROW, TEAM, TILE, Pass, power_of_two, uses
+from ..tiling import ALONE, COMBINE, RING, ROW, TEAM, TILE, Pass, power_of_two, uses
+from .alone import alone_forward
 from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
 from .counters import Counters
@@ -23,10 +25,12 @@ from .team import team_forward
 from .tile import tile_forward
 from .together import NotResident
 
+REGISTERS = 65536  # of a multiprocessor, of all NVIDIA GPUs that Triton knows
 adds = True  # x + residual is taken by the kernel that reads x
 
-_WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward}
-_COUNTERS = {TEAM: Counters(), RING: Counters()}
+_WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward, ALONE: alone_forward}
+_TEAMS = Counters()
+_COUNTERS = {TEAM: _TEAMS, ALONE: _TEAMS, RING: Counters()}
 
 
 def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
@@ -45,10 +49,10 @@ def _passes(plan: Plan) -> list[Pass]:
 
 
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
-    w, spec, dtype = step.walk, problem.spec, problem.dtype
-    team = step.kernel == TEAM
-    shared = team and step.parts_r > 1
-    flat = w.reps == 1 if step.kernel == ROW else w.dense and (team or not step.resident or step.block_run == w.run)
+    w, spec, dtype, function = step.walk, problem.spec, problem.dtype, _WALKS[step.kernel]
+    by_teams = step.kernel in (TEAM, ALONE)
+    shared = by_teams and step.parts_r > 1
+    flat = w.reps == 1 if step.kernel == ROW else w.dense and (by_teams or not step.resident or step.block_run == w.run)
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
     fp32 = torch.float32 if step.apply and (statistics or not step.reduce) else None
     pointers = {
@@ -61,27 +65,43 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
         "rstd": None if problem.given else fp32,
         "var": fp32 if problem.given or (step.reduce and problem.track) else None,
         "parts": torch.float32 if shared or not step.apply else None,
-        **({"counters": torch.int32 if shared else None} if team else {}),
+        **({"counters": torch.int32 if shared else None} if by_teams else {}),
     }
     scalars = {"eps": float(spec.eps), **numbers(w, flat and step.kernel != ROW), **_parts(step), "columns": w.columns}
-    if team:
-        scalars |= {"teams": step.teams, "units": step.units, "each": step.sets, "width": step.sets * w.run}
+    scalars |= _of(function, {"teams": step.teams, "units": step.units, "each": step.sets, "width": step.sets * w.run})
     constants = {
         **{"PARAM": uses(w.param, w), "MODULATION": uses(w.modulation, w), "OFFSET": float(spec.weight_offset)},
         **{"CENTERED": spec.centered, "ACTIVATION": spec.activation},
-        **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply},
-        "WIDE": wide(step),
-        "FLAT": flat,
-        **{"BLOCK_I": step.block_i, "BLOCK_J": step.block_j, "BLOCK_RUN": step.block_run, "TAIL": step.tail, "STAGES": step.stages},
-        **{"SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
+        **{"RESIDENT": step.resident, "REDUCE": step.reduce, "APPLY": step.apply, "WIDE": wide(step), "FLAT": flat},
+        **{
+            "BLOCK_I": step.block_i,
+            "BLOCK_J": step.block_j,
+            "BLOCK_RUN": step.block_run,
+            "TAIL": step.tail,
+            "TILES": step.tiles,
+            "RUN": w.run,
+        },
+        **{"STAGES": step.stages, "SHORT": step.block_j >= w.run, "LEADS": step.leads, "FOLLOWS": step.follows},
+        **{"ALIKE": w.x == w.y, "NEAR": near(w), "EVEN": _even(step)},
+        **{"SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)},
     }
-    if team:  # in one launch, which always reduces and applies
-        for name in ("REDUCE", "APPLY", "TAIL", "SHORT", "LEADS", "FOLLOWS"):
-            del constants[name]
-        even = step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
-        constants |= {"ALIKE": w.x == w.y, "NEAR": near(w), "EVEN": even}
-        constants |= {"SETS": power_of_two(step.sets), "MEMBERS": power_of_two(step.parts_r)}
-    return Kernel(_WALKS[step.kernel], step.programs, step.warps, pointers, scalars, constants, wide_parameters(w), shared)
+    return Kernel(
+        *(function, step.programs, step.warps, pointers, scalars, _of(function, constants), wide_parameters(w), shared),
+        registers=REGISTERS // (32 * step.warps * step.beside) if shared and step.beside > 1 else 0,
+    )
+
+
+def _of(function: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """Those of the known arguments that a kernel takes, in its order."""
+    return {name: known[name] for name in function.arg_names if name in known}
+
+
+def _even(step: Pass) -> bool:
+    """Whether no block of a team that keeps its rows ends past the last row or column."""
+    w = step.walk
+    if step.kernel == ALONE:
+        return w.reps % step.parts_r == 0 and step.chunk_r * w.run == step.block_i * step.block_j * step.tiles
+    return step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
 
 
 def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
@@ -190,7 +210,7 @@ def _counters(step: Pass) -> int:
     """How many a launch needs: a ring one for each unit, since several are under way; else each team has one at a time."""
     if step.kernel == RING:
         return step.units
-    return step.teams if step.kernel == TEAM and step.parts_r > 1 else 0
+    return step.teams if step.kernel in (TEAM, ALONE) and step.parts_r > 1 else 0
 
 
 def bare(plan: Plan, problem: NormProblem) -> Callable[..., Result]:

@@ -26,7 +26,7 @@ ALIGNED = 16  # bytes of a vector load
 # Counts never are by their value; what decides how wide loads are is by its divisor.
 COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}
 COUNTS |= {"teams", "units", "each", "width", "spans"}
-ALIGNING = {"reps", "run", "columns", "width", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "m_o"}
+ALIGNING = {"reps", "run", "columns", "width", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "p_s", "m_o", "m_s"}
 _TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
 
@@ -43,11 +43,16 @@ class Source(NamedTuple):
     divisors: tuple[tuple[int, int], ...]
     warps: int
     cooperative: bool = False  # all programs run at the same time
+    registers: int = 0  # for a thread at most; 0: as many as it likes
 
-    def _manner(self) -> dict[str, bool]:
-        """The options of a kernel that starts while the last one runs (HIP has none), and of one whose programs wait for one another."""
-        overlaps = {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
-        return overlaps | ({"launch_cooperative_grid": True} if self.cooperative else {})
+    def _manner(self) -> dict[str, Any]:
+        """What only some kernels ask for: to start while the last one runs (HIP cannot), to run all at once, to spare registers."""
+        options: dict[str, Any] = {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
+        if self.cooperative:
+            options["launch_cooperative_grid"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
+        return options
 
     def compile(self, target: GPUTarget | None = None) -> Any:
         attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
@@ -84,8 +89,10 @@ class Kernel:
         constants: Mapping[str, Any],
         wide: Collection[str] = (),
         cooperative: bool = False,
+        registers: int = 0,
     ) -> None:
         self.function, self.programs, self.warps, self.wide, self.cooperative = function, programs, warps, wide, cooperative
+        self.registers = registers
         self.pointers, self.scalars, self.constants = dict(pointers), dict(scalars), dict(constants)
         self._fixed = *self.scalars.values(), *self.constants.values()
         self._others = (None,) * (len(self.pointers) - len(("x", "residual", "sum", "y", "weight", "bias")))
@@ -111,7 +118,8 @@ class Kernel:
                 divisor = min(value & -value, ALIGNED) if name in ALIGNING else 1
                 divisors += [(at, divisor)] if divisor > 1 else []
         types |= dict.fromkeys(self.constants, "constexpr")
-        return Source(self.function, tuple(types.items()), tuple(constants.items()), tuple(divisors), self.warps, self.cooperative)
+        arguments = tuple(types.items()), tuple(constants.items()), tuple(divisors)
+        return Source(self.function, *arguments, self.warps, self.cooperative, self.registers)
 
     def __call__(self, stream: Stream, operands: Mapping[str, Tensor | None]) -> None:
         if INTERPRETED:

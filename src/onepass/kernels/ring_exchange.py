@@ -4,7 +4,7 @@ In memory, since members are on several multiprocessors: `parts` for the moments
 """
 
 from .gluon import barrier, gl, jit, mbarrier
-from .math import inverse_deviation, line, merge, store_statistics
+from .math import inverse_deviation, join, line, merge, store_statistics
 
 
 @jit
@@ -34,13 +34,10 @@ def publish(
                 if TILES == 1:
                     mean, m2 = gl.convert_layout(near_mean, SET), gl.convert_layout(near_m2, SET)
                 else:
-                    more = _overlap(set_, run, start, end)
+                    more = _overlap(set_, run, start, end) * rows
                     place = gl.minimum(gl.maximum(set_ - first, 0), NEAR - 1)
-                    share = more / gl.maximum(n + more, 1.0)
-                    delta = gl.where(more > 0, gl.gather(near_mean, place, 0) - mean, 0.0)
-                    m2 += gl.where(more > 0, gl.gather(near_m2, place, 0), 0.0) + delta * delta * n * share * rows
-                    mean += delta * share
-                    n += more
+                    more_m2 = gl.where(more > 0, gl.gather(near_m2, place, 0), 0.0)
+                    mean, m2, n = join(mean, m2, n, gl.gather(near_mean, place, 0), more_m2, more, CENTERED)
             barrier()
             mbarrier.arrive(handed.index(turn % 2), count=1)
             turn += 1
@@ -106,11 +103,7 @@ def combine(
         for first in range(PARTS, members, PARTS):
             more_mean, more_m2 = _load_parts(at + first, first + part < members, SETS * members)
             more = rows_of(first + part, members, reps, BLOCK_I) * run
-            delta = gl.where(more > 0, more_mean - mean, 0.0)
-            share = more / gl.maximum(n_mean + more, 1.0)
-            mean += delta * share
-            m2 += more_m2 + delta * delta * n_mean * share
-            n_mean += more
+            mean, m2, n_mean = join(mean, m2, n_mean, more_mean, more_m2, more, CENTERED)
         mean, m2 = merge(mean, m2, n_mean, count, 1, CENTERED)
         var = m2 / count
         rstd = inverse_deviation(var, eps)

@@ -80,8 +80,8 @@ def team_forward(
             if CENTERED:
                 tl.store(parts + member * sets + of, own, mask=teller)
             tl.store(parts + m2_at + member * sets + of, m2, mask=teller)
-            _meet(counters_ptr + team, member, parts_r)
-            mean, m2 = _merged(parts, m2_at, s0, reps, sets, run, parts_r, chunk_r, CENTERED, SETS, MEMBERS)
+            meet(counters_ptr + team, member, parts_r)
+            mean, m2 = merged(parts, m2_at, s0, reps, sets, run, parts_r, chunk_r, CENTERED, SETS, MEMBERS)
             teller &= member == 0
         var = m2 / reps / run  # (3)
         rstd = inverse_deviation(var, eps)
@@ -146,7 +146,7 @@ def _reduce(
 
 
 @triton.jit
-def _merged(
+def merged(
     parts_ptr, m2_at, s0, reps, sets, run, parts_r, chunk_r, CENTERED: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr
 ):  # fmt: skip
     """The mean and M2 of the sets from s0 on, from those of all members. (14), (15)"""
@@ -187,7 +187,7 @@ def _in_columns(each, set_, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, SETS
 
 
 @triton.jit
-def _meet(counter, member, members):
+def meet(counter, member, members):
     """Wait until all members have come; what each stored before is then there for all.
 
     Together they add 2³¹, which turns the counter's sign and leaves the rest of it 0, ready for the next time: nobody resets it, and who is
