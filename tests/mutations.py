@@ -89,6 +89,8 @@ MUTATIONS = [
     Mutation("a dz that does not know z", "kernels/math.py", "dz = activate_back(dy, x_hat * factor + term, ACTIVATION)", "dz = activate_back(dy, x_hat, ACTIVATION)", KERNELS + "silu"),
     Mutation("a set's columns without their distance", "kernels/team.py", "mean, m2 = of_set, m2 + delta * delta * rows", "mean = of_set", KERNELS + "channels_last"),
     Mutation("a member takes rows of the next", "kernels/team.py", "inside = r < end\n            if EVEN", "inside = r < reps + 1\n            if EVEN", KERNELS + "channels_last"),
+    Mutation("vectors that are not there have a distance", "kernels/alone.py", "away = tl.where(inside, away - own, 0.0)", "away = away - own", KERNELS + "channels_last"),
+    Mutation("a row's vectors in the next row", "kernels/alone.py", "r = start + vector // (RUN // BLOCK_J)", "r = start + vector // RUN", KERNELS + "channels_last"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip
