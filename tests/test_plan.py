@@ -194,15 +194,18 @@ def test_what_is_launched(row, device):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("shape", [(256,), (2**17,), (320, 8, 8), (160, 64, 64), (320, 64, 64)])
-def test_invariant_plans_do_not_know_the_batch(shape, residual, layout):
+@pytest.mark.parametrize("shape", [(256,), (2**17,), (320, 8, 8), (640, 8, 16), (160, 64, 64), (320, 64, 64)])
+@pytest.mark.parametrize(
+    "device", [H200, replace(H200, no_team="alone"), PLAIN, MI300], ids=lambda device: device.name + device.no_team[:5]
+)
+def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
     """The family and how a sample is cut are the same for one and for many, but for how many programs there are."""
 
     def cut(n: int):
         definition = spec.layer_norm(1) if len(shape) == 1 else spec.group_norm(32)
         x = lay_out(torch.empty((n, *shape), dtype=torch.float16, device="meta"), layout if len(shape) > 1 else "contiguous", "meta")
         problem = bind(definition, x, torch.empty(1), extras=Extras(residual=x if residual else None))
-        chosen = plan(problem, H200, options=Options(invariant=True))
+        chosen = plan(problem, device, options=Options(invariant=True))
         bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
         return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.passes if p.reduce]
 
@@ -339,3 +342,8 @@ def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.family == "team" else "")
     chosen, device = ops._settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
     assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")
+    monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.passes[0].parts_r > 1 else "")
+    chosen, device = ops._settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
+    assert chosen.family not in ("alone", "team") and device.no_team == "too many programs"
+    with pytest.raises(CannotForce, match="programs keep that share one: too many programs"):
+        ops._settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("alone"))

@@ -5,8 +5,9 @@ module is imported on first use and offers `forward` and `backward` (and `infer`
 a Plan and a NormProblem and returns a callable on tensors. The callable is kept for calls of the same kind; that parameters are on x's
 device is for it to notice.
 
-A GPU family is a walk and a residency: `row` and `tile` keep a set in one program and read x once, `team` and `ring` share it among several
-that run at the same time, `row_reread` and `tile_reread` read it twice, whatever its size, `apply` has its statistics given.
+A GPU family is a walk and a residency: `row` and `tile` keep a set in one program and read x once, `alone` does too or shares it among
+several that run at the same time, as `team` and `ring` do, `row_reread` and `tile_reread` read it twice, whatever its size, `apply` has its
+statistics given.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _shared(cannot: Callable[[NormProblem, Device], list[str]]) -> Callable[[Nor
 
     def unsupported(problem: NormProblem, device: Device, direction: str) -> list[str]:
         if direction == BACKWARD:
-            return ["the team's backward is not built yet"]
+            return ["its backward is not built yet"]
         return _resident(problem, device, direction) or cannot(problem, device)
 
     return unsupported

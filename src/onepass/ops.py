@@ -98,7 +98,7 @@ def _settled(problem: NormProblem, device: torch.device, options: Options) -> tu
         reason = settle(planned, problem, device) if settle else ""
         if not reason:
             return planned, described
-        described = replace(described, **{f"no_{planned.family}": reason})
+        described = replace(described, **{"no_ring" if planned.family == "ring" else "no_team": reason})
 
 
 def _module(planned: Plan) -> Any:

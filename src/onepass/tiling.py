@@ -18,6 +18,7 @@ Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
 ROW, TILE, TEAM, ALONE, RING, COMBINE = "row", "tile", "team", "alone", "ring", "combine"
 LONGEST_ROW, LARGEST_TILE = 32768, 16384  # elements that one program can keep; beyond, registers spill
 NARROWEST = 16  # columns of a tile
+REGISTERS = 128  # for a thread at most, of programs that must run beside each other on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Pass:
     tiles: int = 1  # ring: blocks of columns in a unit; alone: vectors for a thread
     keep: int = 0  # ring: of a unit's blocks, how many stay in shared memory
     back: int = 0  # ring: slots for the others, which come again
-    beside: int = 1  # programs of teams that one multiprocessor runs at the same time
+    beside: int = 1  # programs for each multiprocessor, where they must run at the same time; else any number
     across: Segments | None = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
 
     @property
@@ -325,7 +326,7 @@ def used(problem: NormProblem, kernel: str) -> float:
 
 
 def filled(step: Pass) -> float:
-    """What fraction of the lanes that keep a set has an element of it, in the tile walk, whose lanes are many for each thread."""
+    """What fraction of the lanes that keep a set has an element of it, in the tile walk, whose instructions count."""
     w = step.walk
     return w.reps * w.run / ((step.block_i + step.tail) * step.block_run) if step.kernel == TILE else 1.0
 

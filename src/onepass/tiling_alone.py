@@ -12,14 +12,14 @@ from .tiling import ALONE, Pass, Walk, power_of_two, programs_of, quickest, walk
 from .tiling_team import moving, rate_of, waiting
 
 LOAD = 16  # bytes that a thread reads at a time
-LOADS = 20  # at most
-THREADS = 512  # that a multiprocessor has registers for, 128 for each: of one program, or of several beside each other
-EACH = 20, 40, 64  # elements for a thread: where there are programs for few multiprocessors, as wanted, and at most
+LOADS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20  # of a thread: few numbers, since each is compiled
+EACH, EACH_ON_AMD = (20, 40, 64), (16, 32)  # elements for a thread, to choose from; AMD's compiler spills with more
+THREADS = 512  # that a multiprocessor has REGISTERS for: of one program, or of several beside each other
 ALL = 2**20  # programs that need not run at the same time
 
 # H200, 2026-11-16, in microseconds, in the scale of the other families' costs.
-LAUNCH = 1.5  # less than that of `tile`, 3: 2x1280x8x8 takes 5.7 us, by `tile` 7.6
-ELEMENT = 0.02  # for each that a thread has
+LAUNCH = 0.7  # less than that of `tile`, 3: 2x1280x8x8 takes 5.7 us, by `tile` 7.6
+ELEMENT, MEMBER = 0.02, 0.1  # for each that a thread has, and that a team has
 LONELY = 1.2  # more, where a multiprocessor has nothing to do while its one program waits: 2x1280x32x32 by teams of two, not of four
 
 
@@ -49,18 +49,18 @@ def alone_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
 
 
 def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
-    """Teams of several sizes; for a thread as much as leaves few of them idle, or more."""
+    """Teams of several sizes, threads with few elements or many."""
     vector = min(w.run & -w.run, LOAD // problem.dtype.itemsize)
     most = 1 if device.kind == "cpu" or device.no_team else device.sms  # the interpreter runs programs one after another
-    limit = EACH[-1] if device.prefetches else EACH[-1] // 2  # AMD's compiler spills with more
+    choice = EACH if device.prefetches else EACH_ON_AMD
     for members in sorted({most // teams for teams in range(1, most + 1)}):
         rows = ceil(w.reps / members)
         parts, vectors = ceil(w.reps / rows), rows * w.run // vector
-        for each in EACH if w.total * parts <= device.sms else EACH[1:]:
+        for each in choice:
             warps = warps_for(min(power_of_two(ceil(vectors * vector / each)), THREADS), device)
             threads = warps * device.warp
-            tiles = ceil(vectors / threads)
-            if tiles * vector <= limit and tiles <= LOADS:
+            tiles = next((loads for loads in LOADS if loads * threads >= vectors), 0)
+            if 0 < tiles * vector <= choice[-1]:
                 beside = THREADS // threads if parts > 1 else ALL
                 yield Pass(
                     *(ALONE, w, programs_of(w.total, parts, device, beside), warps, threads, vector, 1, 0, True, True, True),
@@ -74,6 +74,7 @@ def _time(problem: NormProblem, step: Pass, device: Device) -> float:
     at_once = max(device.sms * (THREADS // step.block_i) // step.parts_r, 1)  # teams
     rounds = ceil(step.units / min(step.teams, at_once))
     waits = waiting(step, rounds) + (LONELY if step.parts_r > 1 and step.beside == 1 else 0.0)
+    waits += MEMBER * step.parts_r
     return LAUNCH + ELEMENT * step.tiles * step.block_j + waits + moving(problem, step, device, rounds) / _rate(problem, step)
 
 

@@ -132,6 +132,7 @@ def _reads(problem: NormProblem, device: Device, step: Pass) -> float:
 
 
 def _rate(problem: NormProblem, step: Pass) -> float:
+    """Of copying chunks as wide as a block."""
     sets = step.sets if step.walk.dense else 1
     rate = rate_of(max(RATES) if sets == step.walk.sets else sets * step.walk.run * problem.dtype.itemsize)  # all sets: one after another
     return rate if step.resident else rate / LOOP
@@ -139,5 +140,6 @@ def _rate(problem: NormProblem, step: Pass) -> float:
 
 def rate_of(width: int) -> float:
     """Of copying chunks of so many bytes, against those of a line of memory."""
-    (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if min(width, max(RATES)) <= pair[1][0])
-    return (slow + (fast - slow) * (min(width, high) - low) / (high - low)) / max(RATES.values())
+    width = min(width, max(RATES))
+    (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
+    return (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())

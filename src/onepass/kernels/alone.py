@@ -21,7 +21,7 @@ def alone_forward(
     FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr,
     ALIKE: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """The arguments are those of a team. A member has vectors of BLOCK_J elements for TILES blocks of BLOCK_I, EVEN: for all of them."""
+    """The arguments are a team's, whose unit is one set. A member has TILES times BLOCK_I vectors of BLOCK_J elements; not EVEN: or fewer."""
     x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
     maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
     if FLAT:
@@ -41,7 +41,7 @@ def alone_forward(
             r, t, inside = _vectors(tile, start, end, BLOCK_I, BLOCK_J, RUN, EVEN)
             kept += (load(x, _at(o, s, r, t, x_o, x_r, x_s, NEAR), inside, ""),)
             sums += kept[tile]
-        own = tl.sum(sums) / count  # (2)
+        own = tl.div_rn(tl.sum(sums), count)  # (2); by `/` it would be rounded otherwise where nobody stores it
         centered = ()
         sums = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
         for tile in tl.static_range(TILES):
@@ -53,13 +53,13 @@ def alone_forward(
             sums += away * away
         mean, m2 = own, tl.sum(sums)
         if MEMBERS > 1:
-            parts = parts_ptr + o.to(tl.int64) * parts_r * sets + s
+            parts = parts_ptr + o.to(tl.int64) * parts_r * sets
             if CENTERED:
-                tl.store(parts + member * sets, own)
-            tl.store(parts + m2_at + member * sets, m2)
+                tl.store(parts + member * sets + s, own)
+            tl.store(parts + m2_at + member * sets + s, m2)
             meet(counters_ptr + team, member, parts_r)
-            mean, m2 = merged(parts - s, m2_at, s, reps, sets, run, parts_r, chunk_r, CENTERED, 1, MEMBERS)
-            mean, m2 = tl.sum(mean), tl.sum(m2)  # of one
+            mean, m2 = merged(parts, m2_at, s, reps, sets, run, parts_r, chunk_r, CENTERED, 1, MEMBERS)
+            mean, m2 = tl.sum(mean), tl.sum(m2)  # from [1, 1] to numbers
         var = m2 / reps / run  # (3)
         rstd = inverse_deviation(var, eps)
         store_statistics(statistics, set_, mean, rstd, var, member == 0)

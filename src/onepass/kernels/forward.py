@@ -14,7 +14,7 @@ from ..moments import Moments
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Result, mix
-from ..tiling import ALONE, COMBINE, RING, ROW, TEAM, TILE, Pass, power_of_two, uses
+from ..tiling import ALONE, COMBINE, REGISTERS, RING, ROW, TEAM, TILE, Pass, power_of_two, uses
 from .alone import alone_forward
 from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
@@ -25,7 +25,6 @@ from .team import team_forward
 from .tile import tile_forward
 from .together import NotResident
 
-REGISTERS = 65536  # of a multiprocessor, of all NVIDIA GPUs that Triton knows
 adds = True  # x + residual is taken by the kernel that reads x
 
 _WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward, ALONE: alone_forward}
@@ -87,7 +86,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     }
     return Kernel(
         *(function, step.programs, step.warps, pointers, scalars, _of(function, constants), wide_parameters(w), shared),
-        registers=REGISTERS // (32 * step.warps * step.beside) if shared and step.beside > 1 else 0,
+        registers=REGISTERS if shared and step.kernel == ALONE else 0,
     )
 
 
@@ -97,10 +96,10 @@ def _of(function: Any, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _even(step: Pass) -> bool:
-    """Whether no block of a team that keeps its rows ends past the last row or column."""
+    """Whether all lanes of a step that keeps its rows have an element."""
     w = step.walk
     if step.kernel == ALONE:
-        return w.reps % step.parts_r == 0 and step.chunk_r * w.run == step.block_i * step.block_j * step.tiles
+        return step.parts_r * step.chunk_r == w.reps and step.chunk_r * w.run == step.tiles * step.block_i * step.block_j
     return step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
 
 
