@@ -21,7 +21,7 @@ def alone_forward(
     FLAT: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, RUN: tl.constexpr, TILES: tl.constexpr,
     ALIKE: tl.constexpr, NEAR: tl.constexpr, EVEN: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """The arguments are a team's, whose unit is one set. A member has TILES times BLOCK_I vectors of BLOCK_J elements; not EVEN: or fewer."""
+    """The arguments are a team's, whose unit is one set. A member has TILES times BLOCK_I vectors of BLOCK_J, or fewer: not EVEN."""
     x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
     maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
     if FLAT:
