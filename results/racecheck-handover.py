@@ -3,8 +3,9 @@
     compute-sanitizer --tool racecheck --racecheck-report all --print-limit 400 python results/racecheck-handover.py
 
 All threads of one group store, meet in a barrier, and one of them arrives at an mbarrier; the other group waits for that, loads, and
-answers in the same way. On an H200 (2026-11-16, CUDA 13.0) it prints `right True`, and racecheck reports 327850 hazards, all between the
-store and the load, or in Triton's own `warp_specialize`. Those in `ring_forward` are of these two kinds.
+answers in the same way. On an H200 (2026-11-16, CUDA 13.0) a version with two lines to a turn printed `right True`, and racecheck reported
+327850 hazards, those that it showed between the store and the load, or in Triton's own `warp_specialize`. In `ring_forward` it reports these
+two kinds.
 """
 
 import torch

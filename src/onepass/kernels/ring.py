@@ -159,6 +159,9 @@ def _load_block(
     row = unit // spans * reps + (member + block % blocks * members) * BLOCK_I
     column = (unit % spans * TILES + block // blocks) * BLOCK_J
     mbarrier.wait(empty.index(slot), phase ^ 1)
+    # Barriers do not order loads from shared memory and copies into it by descriptor, which are of another proxy: without the fence, the
+    # next block may overtake a load of the last one that is still on its way.
+    fence_async_shared()
     mbarrier.expect(full.index(slot), BYTES)
     async_load(x_desc, [row, column], full.index(slot), ring.index(slot))
 
