@@ -4,8 +4,8 @@
 
 All threads of one group store, meet in a barrier, and one of them arrives at an mbarrier; the other group waits for that, loads, and
 answers in the same way. On an H200 (2026-11-16, CUDA 13.0) a version with two lines to a turn printed `right True`, and racecheck reported
-327850 hazards, those that it showed between the store and the load, or in Triton's own `warp_specialize`. In `ring_forward` it reports these
-two kinds.
+327850 hazards, those that it showed between the store and the load, or in Triton's own `warp_specialize`. In `ring_forward` it reports the
+same two kinds.
 """
 
 import torch
