@@ -12,7 +12,7 @@ from .tiling import ALONE, Pass, Walk, power_of_two, programs_of, quickest, walk
 from .tiling_team import moving, rate_of, waiting
 
 LOAD = 16  # bytes that a thread reads at a time
-LOADS = 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20  # of a thread: few numbers, since each is compiled
+LOADS = 20  # of a thread, at most; 10 of them where not all threads have as many, which takes registers
 EACH, EACH_ON_AMD = (20, 40, 64), (16, 32)  # elements for a thread, to choose from; AMD's compiler spills with more
 THREADS = 512  # that a multiprocessor has REGISTERS for: of one program, or of several beside each other
 ALL = 2**20  # programs that need not run at the same time
@@ -59,8 +59,9 @@ def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
         for each in choice:
             warps = warps_for(min(power_of_two(ceil(vectors * vector / each)), THREADS), device)
             threads = warps * device.warp
-            tiles = next((loads for loads in LOADS if loads * threads >= vectors), 0)
-            if 0 < tiles * vector <= choice[-1]:
+            tiles = ceil(vectors / threads)
+            even = tiles * threads == vectors and parts * rows == w.reps
+            if tiles * vector <= choice[-1] and tiles <= (LOADS if even or parts == 1 else LOADS // 2):
                 beside = THREADS // threads if parts > 1 else ALL
                 yield Pass(
                     *(ALONE, w, programs_of(w.total, parts, device, beside), warps, threads, vector, 1, 0, True, True, True),
