@@ -129,11 +129,16 @@ def power_of_two(n: int) -> int:
 
 
 def quickest(
-    problem: NormProblem, device: Device, invariant: bool, cuts: Callable[[Walk], Iterable[Pass]], time: Callable[[Pass], float]
+    problem: NormProblem,
+    device: Device,
+    invariant: bool,
+    cuts: Callable[[NormProblem, Walk, Device], Iterable[Pass]],
+    time: Callable[[NormProblem, Pass, Device], float],
 ) -> tuple[Pass, ...]:
     """A team's launch: the cut that takes the least time, of one sample where batches must not matter, for all that there is."""
     w = walk(problem)
-    best = min(cuts(replace(w, total=w.sets) if invariant else w), key=time)
+    found = cuts(problem, replace(w, total=w.sets) if invariant else w, device)
+    best = min(found, key=lambda step: time(problem, step, device))
     return (replace(best, walk=w, programs=programs_of(w.outer * best.chunk_t, best.parts_r, device, best.beside)),)
 
 

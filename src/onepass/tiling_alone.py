@@ -36,7 +36,7 @@ def alone_cannot(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # asked for its cost, and for itself
 def alone(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    return quickest(problem, device, invariant, lambda w: _cuts(problem, w, device), lambda step: _time(problem, step, device))
+    return quickest(problem, device, invariant, _cuts, _time)
 
 
 def alone_cost(problem: NormProblem, device: Device, invariant: bool) -> float:

@@ -57,7 +57,7 @@ def ring_cannot(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # asked for its cost, and for itself
 def ring(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    return quickest(problem, device, invariant, lambda w: _cuts(problem, w, device), lambda step: _time(problem, step, device))
+    return quickest(problem, device, invariant, _cuts, _time)
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:

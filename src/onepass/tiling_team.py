@@ -23,12 +23,12 @@ KEPT_WIDTH = 64  # columns of a block that is kept. H200, 2026-11-15: 2x320x64x6
 
 # H200, 2026-11-15: a copy by chunks of so many bytes of each row, in TB/s; by wider ones it is hardly faster (4.00 by 256).
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
-# Microseconds. The barrier is assumed, to be measured.
+# Microseconds. H200, 2026-11-16: barrier and merge of four members take 1.8 (2x1280x32x32 against 8x1280x16x16, by `alone`).
 LAUNCH, BARRIER = 3.0, 2.0
-MERGE = 0.7  # for 128 parts, which are read at a time; assumed
+MERGE = 0.7  # for 128 parts, which are read at a time
 REFILL = 3.0  # until the loads of a next unit arrive, for which nothing was asked while the last one was stored; assumed
 STALL = 8.0  # the same, for members that wait for the last of them. H200, 2026-11-15: in two probes, kept in registers and read again
-LOOP = 2.0  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-16: 20 of 26 shapes
+LOOP = 2.0  # against three launches of many small programs, which hide their latencies better. H200, 2026-11-16: 32 of 34 shapes
 FROM_L2 = 0.35  # of the time that a read from memory takes; assumed
 SHARE_OF_L2 = 0.4  # that units in flight may fill with x and still be found there: y passes through it too
 FEW = 1.1  # how much faster than its share of memory's rate one multiprocessor reads, where others are idle
@@ -47,7 +47,7 @@ def team_cannot(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # asked for its cost, and for itself
 def team(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    return quickest(problem, device, invariant, lambda w: _cuts(problem, w, device), lambda step: _time(problem, step, device))
+    return quickest(problem, device, invariant, _cuts, _time)
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
