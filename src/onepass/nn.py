@@ -1,7 +1,7 @@
 """torch.nn's norms as subclasses: the same constructors, parameters, state_dicts and reprs, with onepass's forward. No maths here.
 
-Every module takes the keyword `activation`, and `modulate` in its call; those that torch fixes to (N, C, *) take `channel_dim=-1`; all but
-SwitchableNorm take `save`.
+Every module takes the keyword `activation`, and `modulate` and `activation` in its call; those that torch fixes to (N, C, *) take
+`channel_dim=-1`; all but SwitchableNorm take `save`.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ class LayerNorm(_Extended, nn.LayerNorm):
         super().reset_parameters()
         self._start_at_one(self.weight)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         return F.layer_norm(
             input,
             self.normalized_shape,
             self.weight,
             self.bias,
             self.eps,
-            activation=self.activation,
+            activation=activation or self.activation,
             modulate=modulate,
             save=self.save,
             weight_offset=self.weight_offset,
@@ -128,8 +128,8 @@ class RMSNorm(_Extended, nn.RMSNorm):
         super().reset_parameters()
         self._start_at_one(self.weight)
 
-    def forward(self, x: Tensor, modulate: Modulation | None = None) -> Tensor:
-        extras: dict[str, Any] = {"activation": self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
+    def forward(self, x: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        extras: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **extras)
 
 
@@ -154,14 +154,15 @@ class LayerNorm2d(_Extended, nn.LayerNorm):
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
         self._extend(activation=activation, save=save)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         check.num_channels(input, self.normalized_shape[0])
-        return F.layer_norm2d(input, self.weight, self.bias, self.eps, activation=self.activation, modulate=modulate, save=self.save)
+        extras: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate}
+        return F.layer_norm2d(input, self.weight, self.bias, self.eps, save=self.save, **extras)
 
 
 class _Channels(_Extended):
-    def _keywords(self, modulate: Modulation | None) -> dict[str, Any]:
-        return {"channel_dim": self.channel_dim, "activation": self.activation, "modulate": modulate}
+    def _keywords(self, modulate: Modulation | None, activation: str | None) -> dict[str, Any]:
+        return {"channel_dim": self.channel_dim, "activation": activation or self.activation, "modulate": modulate}
 
 
 class GroupNorm(_Channels, nn.GroupNorm):
@@ -187,8 +188,9 @@ class GroupNorm(_Channels, nn.GroupNorm):
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
         self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
-        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **self._keywords(modulate))
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        keywords = self._keywords(modulate, activation)
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **keywords)
 
 
 class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
@@ -210,7 +212,7 @@ class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         self._check_input_dim(input)
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
@@ -220,7 +222,7 @@ class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
-        keywords = {"save": self.save, **self._keywords(modulate)}
+        keywords = {"save": self.save, **self._keywords(modulate, activation)}
         y = F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
         if count is not None:
             count.add_(1)
@@ -267,18 +269,18 @@ class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._extend(activation=activation, save=save, channel_dim=channel_dim)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
-        if self.channel_dim == 1 and modulate is None:
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if self.channel_dim == 1 and modulate is None and activation is None:
             return super().forward(input)  # torch's checks, then _apply_instance_norm
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():
-            return self._apply_instance_norm(input.unsqueeze(0), modulate).squeeze(0)
-        return self._apply_instance_norm(input, modulate)
+            return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)
+        return self._apply_instance_norm(input, modulate, activation)
 
-    def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
+    def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
         batch = self.training or not self.track_running_stats
-        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._keywords(modulate)}
+        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._keywords(modulate, activation)}
         return F.instance_norm(input, *running, self.weight, self.bias, batch, momentum, self.eps, **keywords)
 
 
@@ -346,7 +348,7 @@ class _SwitchableNorm(_Channels):
             if tensor is not None:
                 nn.init.constant_(tensor, value)
 
-    def forward(self, input: Tensor, modulate: Modulation | None = None) -> Tensor:
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         self._check_input_dim(input)
         return F.switchable_norm(
             input,
@@ -360,7 +362,7 @@ class _SwitchableNorm(_Channels):
             self.momentum,
             self.eps,
             self.using_bn,
-            **self._keywords(modulate),
+            **self._keywords(modulate, activation),
         )
 
     def extra_repr(self) -> str:

@@ -1,0 +1,155 @@
+"""`patch`: swap and fuse the norms of an existing model; `unpatch`: undo it; `register`: teach it a class.
+
+`recognize` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `swap` changes classes, `layout` makes
+convolutions channels-last, `report` says it. Here they are put together, and what cannot be patched is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .. import nn as ours
+from .blocks import Fusion, Norms
+from .blocks import fuse as _fuse
+from .layout import ChannelsLast, convert, convertible, revert
+from .norms import Norm
+from .recognize import recognize, register
+from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row
+from .swap import Recipe, Swapped, restore, swap
+
+__all__ = ["Report", "Row", "patch", "register", "unpatch"]
+
+
+def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_last: bool = False) -> Report:
+    """Let onepass compute the norms of a model, in place, and return what was done.
+
+    Modules change their class and nothing else: parameters, buffers, hooks and state_dict stay, and the classes they had remain base classes.
+    With `fuse`, norms also take over activations that follow them and sums that precede them, in nn.Sequential and wherever the source of a module's
+    method shows it. With `channels_last`, convolutions' weights are laid out channels-last, and so is all that follows from
+    them. With `dry_run` nothing is changed.
+
+    Example: `print(onepass.patch(model))`; `with onepass.patch(model): ...` undoes it at the end.
+    """
+    _check(model)
+    survey = _survey(model, fuse, channels_last)
+    changes = [] if dry_run else survey.changes
+
+    def undo() -> None:
+        _check_idle(model)
+        for module, recipe in changes:
+            if isinstance(module, Swapped) and module._recipe == recipe:
+                _restore(module)
+
+    for module, recipe in changes:
+        if isinstance(recipe, ChannelsLast):
+            convert(module)
+        swap(module, recipe)
+    return Report(survey.rows, survey.notes, dry_run, undo)
+
+
+def unpatch(model: nn.Module) -> nn.Module:
+    """Give every module of a model the class, and convolutions the layout, that they had before `patch`. Returns the model.
+
+    Example: `onepass.unpatch(model)`
+    """
+    _check(model)
+    for module in model.modules():
+        _restore(module)
+    return model
+
+
+def _restore(module: nn.Module) -> None:
+    if isinstance(module, Swapped) and isinstance(module._recipe, ChannelsLast):
+        revert(module)
+    restore(module)
+
+
+class _Survey(NamedTuple):
+    rows: list[Row]
+    changes: list[tuple[nn.Module, Recipe]]
+    notes: list[str]
+
+
+def _survey(model: nn.Module, fuse: bool, channels_last: bool) -> _Survey:
+    """Everything that is to be done and said; nothing is changed."""
+    modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
+    found = {id(module): result for _, module in modules if (result := _known(module)) is not None}
+    recipes = {at: result if isinstance(result, Norm) else None for at, result in found.items() if not isinstance(result, str)}
+    blocks: list[tuple[nn.Module, Recipe]] = []
+    fusions: dict[int, list[Fusion]] = {}
+    if fuse or channels_last:
+        registered = Counter(id(child) for _, module in modules for child in module._modules.values() if child is not None)
+        norms = Norms(recipes if fuse else {}, {id(model): 1, **registered})
+        for _, module in modules:
+            fused = _fuse(module, norms, channels_last)
+            blocks += [(module, fused.recipe)] if fused.recipe else []
+            for fusion in fused.fusions:
+                fusions.setdefault(id(fusion.norm), []).append(fusion)
+    rows = [_row(name, module, found[id(module)], fusions.get(id(module), [])) for name, module in modules if id(module) in found]
+    swaps = [(module, found[id(module)]) for _, module in modules if _new(module, found.get(id(module)))]
+    convolutions = [(module, ChannelsLast()) for _, module in modules if channels_last and convertible(module) and not isinstance(module, Swapped)]
+    notes = [f"{len(convolutions)} convolutions channels-last"] if channels_last else []
+    return _Survey(rows, [*swaps, *blocks, *convolutions], notes)  # pyright: ignore[reportArgumentType]
+
+
+def _known(module: nn.Module) -> Norm | str | bool | None:
+    """As `recognize`; True for a norm that is one of onepass.nn."""
+    if isinstance(module, Swapped):
+        return module._recipe if isinstance(module._recipe, Norm) else None
+    return True if type(module).__module__ == ours.__name__ else recognize(module)
+
+
+def _new(module: nn.Module, found: Norm | str | bool | None) -> bool:
+    return isinstance(found, Norm) and not isinstance(module, Swapped)
+
+
+def _row(name: str, module: nn.Module, found: Norm | str | bool, fusions: list[Fusion]) -> Row:
+    cls = module._original.__name__ if isinstance(module, Swapped) else type(module).__name__
+    if isinstance(found, str):
+        return Row(name, cls, LEFT, "", found)
+    became = found.like.__name__ if isinstance(found, Norm) else cls
+    fused = [fusion.what for fusion in fusions if not fusion.obstacle]
+    if isinstance(found, Norm) and found.activation:
+        fused = [f"its {found.activation}", *fused]
+    if fused:
+        return Row(name, cls, FUSED, became, " and ".join(dict.fromkeys(fused)))
+    if not _new(module, found):
+        return Row(name, cls, ALREADY, became, "")
+    return Row(name, cls, REPLACED, became, "; ".join(f"{fusion.what}: {fusion.obstacle}" for fusion in fusions))
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        kind = "the class, not an instance" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"model must be a torch.nn.Module, not {kind}; got {model!r:.80}: pass the model itself")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"model is a {type(model).__name__}, scripted or traced, whose norms are compiled in; expected an eager module: patch it first, "
+            "and compile it with torch.compile"
+        )
+    for name, module in model.named_modules():
+        if ".quantized" in type(module).__module__ and type(module).__module__.startswith(("torch.ao.", "torch.nn.")):
+            raise TypeError(
+                f"model is quantized: {name or 'it'!r} is a {type(module).__module__}.{type(module).__name__}; expected a model in floating "
+                "point: patch it first, and quantize it then"
+            )
+    _check_idle(model)
+
+
+def _check_idle(model: nn.Module) -> None:
+    """Refuses while a forward of the model runs, in any thread: its modules would change under its feet."""
+    modules = {id(module): name for name, module in model.named_modules()}
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            caller = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "_call_impl") else None
+            if id(caller) in modules and isinstance(caller, nn.Module):
+                raise RuntimeError(
+                    f"model is in the middle of a forward, in {modules[id(caller)] or type(caller).__name__!r}; expected it to be idle: patch it "
+                    "before or after the call"
+                )
+            frame = frame.f_back

@@ -1,0 +1,206 @@
+"""What can be fused in a model: norms with what stands beside them, in nn.Sequential and in the methods of any other module.
+
+Here it is decided whether the modules behind the names in `source` are a norm of ours and an activation it can apply, and whether anyone
+would notice that the activation is not called any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import source
+from .norms import Norm
+from .recognize import activation_of, hooks_of
+from .source import Place, Unreadable
+from .swap import Swapped
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """nn.Sequential: norms and the activations they apply, by position."""
+
+    fused: tuple[tuple[int, int, str], ...]  # norm, activation, its name
+
+    def bases(self) -> tuple[type, ...]:
+        return (_Sequence,)
+
+    def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
+        return {}
+
+
+class _Sequence(nn.Sequential):
+    _recipe: Sequence
+
+    def forward(self, input: Any) -> Any:
+        activations = {norm: name for norm, _, name in self._recipe.fused}
+        skipped = {at for norm, act, _ in self._recipe.fused for at in range(norm + 1, act + 1)}
+        for at, module in enumerate(self):
+            if at in activations:
+                input = module(input, activation=activations[at])
+            elif at not in skipped:
+                input = module(input)
+        return input
+
+
+@dataclass(frozen=True)
+class Block:
+    """A module with methods written anew: for each its name, the places fused with their activations, and whether layouts are kept."""
+
+    methods: tuple[tuple[str, tuple[tuple[Place, str], ...], bool], ...]
+
+    def bases(self) -> tuple[type, ...]:
+        return (_Block,)
+
+    def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
+        return {name: source.rewritten(getattr(original, name), dict(fused), dense) for name, fused, dense in self.methods}
+
+
+class _Block(nn.Module):
+    def _dense(self, x: Any) -> Any:
+        """`x.contiguous()`, where channels that are last stay so."""
+        format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) if isinstance(x, Tensor) else None
+        return x if format is not None and x.is_contiguous(memory_format=format) else x.contiguous()
+
+
+class Fusion(NamedTuple):
+    """A norm, and what it is fused with; or why not."""
+
+    norm: nn.Module
+    what: str
+    obstacle: str
+
+
+@dataclass
+class Fused:
+    """What was found in one module."""
+
+    recipe: Sequence | Block | None = None
+    fusions: list[Fusion] = field(default_factory=list)
+
+
+class Norms(NamedTuple):
+    """What is known of a model: the recipes of the norms that are ours, or will be, and how often each module is registered."""
+
+    recipes: dict[int, Norm | None]  # by id; None for a module of onepass.nn
+    registered: dict[int, int]
+
+    def obstacle(self, norm: nn.Module, act: Any) -> str:
+        if hooks_of(norm):
+            return "the norm has hooks, which would see the activation's result"
+        if self.registered[id(norm)] > 1:
+            return "the norm is shared"
+        if isinstance(act, nn.Module) and hooks_of(act):
+            return "the activation has hooks"
+        if isinstance(act, nn.Module) and self.registered.get(id(act), 1) > 1:
+            return "the activation is shared"
+        return ""
+
+
+def fuse(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
+    """How a module is to be changed, and what is to be said of its norms."""
+    if isinstance(module, Swapped) or "forward" in module.__dict__:
+        return Fused()
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return _sequential(module, norms)
+    return _methods(module, norms, channels_last)
+
+
+def _sequential(module: nn.Sequential, norms: Norms) -> Fused:
+    children, found, fused = list(module), Fused(), []
+    for at, norm in enumerate(children):
+        if id(norm) not in norms.recipes:
+            continue
+        then = at + 1
+        while then < len(children) and _passes(children[then]):
+            then += 1
+        if then == len(children) or not _acts(children[then]):
+            continue
+        act, name = children[then], activation_of(children[then])
+        obstacle = norms.obstacle(norm, act) if name else f"{type(act).__name__} is no activation that a norm applies"
+        found.fusions.append(Fusion(norm, type(act).__name__, obstacle))
+        if name and not obstacle:
+            fused.append((at, then, name))
+    found.recipe = Sequence(tuple(fused)) if fused else None
+    return found
+
+
+def _passes(module: nn.Module) -> bool:
+    """What hands its input on."""
+    never = isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
+    return (never or type(module) is nn.Identity) and not hooks_of(module)
+
+
+def _acts(module: nn.Module) -> bool:
+    return type(module).__module__ == "torch.nn.modules.activation" or activation_of(module) is not None
+
+
+def _methods(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
+    found, methods = Fused(), []
+    near = {path.split(".")[0] for path, child in module.named_modules() if id(child) in norms.recipes and path}
+    for name, function in _functions(type(module)):
+        names = set(inspect.unwrap(function).__code__.co_names)
+        layouts = channels_last and "contiguous" in names
+        if not (names & near or layouts):
+            continue
+        try:
+            fused = dict(_in_method(module, function, norms, found.fusions))
+            dense = layouts and source.keeps_layout(function)
+            if fused or dense:
+                source.rewritten(function, fused, dense)
+                methods.append((name, tuple(fused.items()), dense))
+        except (Unreadable, SyntaxError):
+            continue
+    found.recipe = Block(tuple(methods)) if methods else None
+    return found
+
+
+def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, said: list[Fusion]) -> Iterator[tuple[Place, str]]:
+    for place in source.places(function):
+        norm = _at(module, place.norm)
+        if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes:
+            continue
+        if place.beside == "+":
+            recipe = norms.recipes[id(norm)]
+            if recipe is not None and recipe.adds:
+                obstacle = norms.obstacle(norm, None)
+                said.append(Fusion(norm, "the sum before it", obstacle))
+                if not obstacle:
+                    yield place, ""
+            continue
+        inside = place.beside.startswith("self.")
+        act = _at(module, place.beside[5:]) if inside else source.resolve(function, place.beside)
+        name = activation_of(act) if isinstance(act, nn.Module) or _is_activation(act) else None
+        if name is None:
+            continue
+        obstacle = norms.obstacle(norm, act)
+        said.append(Fusion(norm, type(act).__name__ if inside else act.__name__, obstacle))
+        if not obstacle:
+            yield place, name
+
+
+def _at(module: nn.Module, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _is_activation(function: Any) -> bool:
+    """Functions called what an activation is called may be tried; others may do anything."""
+    name = getattr(function, "__name__", "").lower()
+    return callable(function) and any(word in name for word in ("silu", "swish", "relu", "gelu", "nonlinearity"))
+
+
+@cache
+def _functions(cls: type[nn.Module]) -> list[tuple[str, Callable[..., Any]]]:
+    """The methods of a class, those of nn.Module left out."""
+    names = dict.fromkeys(name for base in cls.__mro__ if base not in (nn.Module, object) for name in vars(base))
+    found = [(name, inspect.getattr_static(cls, name)) for name in names if not name.startswith("__")]
+    return [(name, function) for name, function in found if inspect.isfunction(function) and inspect.isfunction(inspect.unwrap(function))]

@@ -1,0 +1,150 @@
+"""What a swapped norm computes: its recipe and its forward.
+
+The forward finds parameters and eps in the module, under the names its own class gave them, and calls `onepass.functional`. A block that
+was fused calls it with more than its input: `activation`, applied to the result, or `residual`, added first; then it returns (y, sum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional as F
+from .. import nn as ours
+
+Source = str | float | Callable[[nn.Module], Any] | None
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """How a module of another class is one of ours.
+
+    `weight`, `bias` and `eps` say where the module has them: the name of an attribute, a function of the module, or the value itself.
+    """
+
+    like: type[nn.Module]  # of onepass.nn
+    weight: Source = "weight"
+    bias: Source = "bias"
+    eps: Source = "eps"
+    weight_offset: float = 0.0
+    activation: str | None = None  # what the class applies itself
+    result: str = ""  # the dtype of y where weight has another than x: that of "x", of "weight", or "promoted"; if "", torch's rules
+    autocast: bool = True  # torch.nn's rules there
+    argument: str = "input"  # what its forward calls x
+
+    def bases(self) -> tuple[type, ...]:
+        return (_Direct,) if self.like in _FUNCTIONS else (_Running, self.like)
+
+    def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
+        return {"extra_repr": original.extra_repr}
+
+    def find(self, module: nn.Module, source: Source) -> Any:
+        return getattr(module, source) if isinstance(source, str) else source(module) if callable(source) else source
+
+    @property
+    def adds(self) -> bool:
+        """Whether a sum before it can be part of it."""
+        return self.like in (ours.LayerNorm, ours.RMSNorm)
+
+
+class _Called(nn.Module):
+    """The call: one tensor, by position or by name. Anything else is for the original to answer, or to refuse."""
+
+    _original: type[nn.Module]
+    _recipe: Norm
+
+    def forward(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
+        if not kwargs and len(args) == 1:
+            x = args[0]
+        elif not args and kwargs.keys() == {self._recipe.argument}:
+            x = kwargs[self._recipe.argument]
+        else:
+            return self._original.forward(self, *args, **kwargs)
+        activation = activation or self._recipe.activation
+        if residual is None:
+            return self._normalize(x, activation)
+        if isinstance(x, Tensor) and isinstance(residual, Tensor) and x.shape == residual.shape and x.dtype == residual.dtype:
+            return self._normalize(x, activation, residual)
+        total = x + residual
+        return self._normalize(total, activation), total
+
+    def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
+        raise NotImplementedError
+
+
+class _Running(_Called):
+    """Norms that keep running statistics: the forward of ours, of which the made class is a subclass."""
+
+    def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
+        assert residual is None
+        return self._recipe.like.forward(self, x, activation=activation)
+
+
+class _Direct(_Called):
+    """All others: the function, with what the recipe finds."""
+
+    def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
+        recipe = self._recipe
+        weight, bias, eps = recipe.find(self, recipe.weight), recipe.find(self, recipe.bias), recipe.find(self, recipe.eps)
+        call = _FUNCTIONS[recipe.like]
+        if not recipe.result or weight is None or weight.dtype == x.dtype:
+            with _undisturbed(recipe, x):
+                return call(self, x, residual, weight, bias, eps, activation)
+        return self._mixed(x, residual, weight, bias, eps, activation)
+
+    def _mixed(self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, activation: str | None) -> Any:
+        """x and parameters of two dtypes: their wider one, unless a kernel takes both and y is to be as x."""
+        recipe, wide = self._recipe, torch.promote_types(x.dtype, weight.dtype)
+        dtype = {"x": x.dtype, "weight": weight.dtype, "promoted": wide}[recipe.result]
+        total = x if residual is None else x + residual
+        x = total
+        if not (dtype == x.dtype and x.dtype in HALVES and weight.dtype == torch.float32):
+            x, weight, bias = x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
+        with _undisturbed(recipe, x):
+            y = _FUNCTIONS[recipe.like](self, x, None, weight, bias, eps, activation).to(dtype)
+        return y if residual is None else (y, total)
+
+
+def _undisturbed(recipe: Norm, x: Tensor) -> Any:
+    """Without autocast, where the class computes in dtypes of its own choice."""
+    if recipe.autocast or not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _shape(module: Any, x: Tensor, weight: Tensor | None) -> tuple[int, ...]:
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return module.normalized_shape
+    return tuple(x.shape[-1:] if weight is None else weight.shape)
+
+
+def _layer_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias, eps: float, activation: str | None) -> Any:
+    shape, extras = _shape(module, x, weight), {"activation": activation, "weight_offset": module._recipe.weight_offset}
+    if residual is None:
+        return F.layer_norm(x, shape, weight, bias, eps, **extras)
+    return F.add_layer_norm(x, residual, shape, weight, bias, eps, **extras)
+
+
+def _rms_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias: None, eps: float | None, activation: str | None) -> Any:
+    shape, extras = _shape(module, x, weight), {"activation": activation, "weight_offset": module._recipe.weight_offset}
+    return F.rms_norm(x, shape, weight, eps, **extras) if residual is None else F.add_rms_norm(x, residual, shape, weight, eps, **extras)
+
+
+def _layer_norm2d(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:
+    return F.layer_norm2d(x, weight, bias, eps, activation=activation)
+
+
+def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:
+    return F.group_norm(x, module.num_groups, weight, bias, eps, activation=activation)
+
+
+_FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
+    ours.LayerNorm: _layer_norm, ours.RMSNorm: _rms_norm, ours.LayerNorm2d: _layer_norm2d, ours.GroupNorm: _group_norm,
+}  # fmt: skip

@@ -1,0 +1,304 @@
+"""Which of our norms a module is: by its class where that is torch.nn's or registered, else by structure and a trial.
+
+A module nobody here has heard of is a candidate if it has at most two parameters, one-dimensional and of one size, and its forward takes one
+tensor. Each norm it could be is held against it on random input; the first that agrees is its recipe, and a module with which none agrees is
+left alone. Trials run on a stand-in with random parameters of its own, on the CPU in float32: what is in the module, where it lies and
+whether it is there at all (a meta device, shards) does not matter, and nothing of it is touched.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from itertools import permutations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.overrides import TorchFunctionMode
+
+from .. import nn as ours
+from .norms import HALVES, Norm, Source
+from .swap import made
+
+TORCH: dict[type[nn.Module], Norm] = {
+    nn.LayerNorm: Norm(ours.LayerNorm),
+    nn.RMSNorm: Norm(ours.RMSNorm, bias=None, argument="x"),
+    nn.GroupNorm: Norm(ours.GroupNorm),
+    **{getattr(nn, name): Norm(getattr(ours, name)) for name in ours.__all__ if name.startswith(("BatchNorm", "InstanceNorm"))},
+}
+OTHER = {
+    nn.SyncBatchNorm: "statistics across processes are not built yet",
+    nn.LocalResponseNorm: "divides by its neighbours, not by a deviation: onepass has no such norm",
+    nn.CrossMapLRN2d: "divides by its neighbours, not by a deviation: onepass has no such norm",
+}
+EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where no attribute is an eps
+OFF = 2e-5  # what a trial may be off, relative to the largest value: rounding in float32, not another eps or formula
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_registered: dict[type[nn.Module], Norm] = {}
+_found: dict[Any, Norm | str] = {}
+
+
+def register(cls: type[nn.Module], like: type[nn.Module], **where: Any) -> None:
+    """Tell `onepass.patch` that modules of class `cls` compute what `like`, a class of onepass.nn, computes.
+
+    `weight`, `bias` and `eps` say where such a module has them, if not under these names: the name of an attribute, a function of the module,
+    or the value itself (`bias=None`: it has none). `weight_offset`, `activation`, and `result`, the dtype of the output where
+    weight has another than x ("x", "weight" or "promoted"), are what they are in onepass. Every module is still held against its own class
+    on random input before it is replaced.
+
+    Example: `onepass.register(MyNorm, onepass.nn.RMSNorm, weight="gain", eps=1e-6)`
+    """
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise TypeError(f"cls={cls!r} is no class of modules; expected a subclass of torch.nn.Module, not an instance: pass type(module)")
+    if like not in {recipe.like for recipe in TORCH.values()} | {ours.LayerNorm2d}:
+        names = ", ".join(sorted({recipe.like.__name__ for recipe in TORCH.values()} | {"LayerNorm2d"}))
+        raise ValueError(f"like={like!r} is none of the norms a module can become; expected one of onepass.nn's {names}")
+    unknown = where.keys() - {"weight", "bias", "eps", "weight_offset", "activation", "result"}
+    if unknown:
+        raise TypeError(f"register() got {sorted(unknown)[0]!r}; expected weight, bias, eps, weight_offset, activation or result")
+    if where.get("result", "x") not in ("x", "weight", "promoted"):
+        raise ValueError(f'result={where["result"]!r} is unknown; expected "x", "weight" or "promoted"')
+    defaults = {"bias": None} if like is ours.RMSNorm else {}
+    _registered[cls] = Norm(like, **{"result": "x", **defaults, **where}, argument=_argument(cls) or "input")
+    _found.clear()
+
+
+def recognize(module: nn.Module) -> Norm | str | None:
+    """The recipe of a norm, why it has none, or None where there is no reason to take the module for a norm at all."""
+    cls = type(module)
+    registered = next((_registered[base] for base in cls.__mro__ if base in _registered), None)
+    looks = registered is not None or isinstance(module, (*TORCH, *OTHER)) or "norm" in cls.__name__.lower()
+    obstacle = _obstacle(module)
+    if obstacle:
+        return obstacle if looks else None
+    if registered is None and cls in TORCH:
+        return TORCH[cls]
+    children = [child for child in module.children() if not isinstance(child, nn.Identity)]
+    inside = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
+    if inside:
+        whole = looks and not any(recognize(child) is not None for _, child in module.named_modules() if child is not module)
+        return f"does more than normalize: it has a {type(getattr(module, inside[0])).__name__}, {inside[0]!r}" if whole else None
+    if registered is None and not looks and (children or not 1 <= len(_own(module)) <= 2 or cls.__module__.startswith("torch.")):
+        return None
+    key = _kind(module)
+    if key not in _found:
+        _found[key] = _trial(module, registered)
+    found = _found[key]
+    return found if looks or isinstance(found, Norm) else None
+
+
+def _obstacle(module: nn.Module) -> str:
+    """What forbids to change the class of a module."""
+    for cls, reason in OTHER.items():
+        if isinstance(module, cls):
+            return reason
+    if isinstance(module, nn.modules.lazy.LazyModuleMixin) or any(isinstance(p, UninitializedTensorMixin) for p in _own(module).values()):
+        return "is lazy: run the model once, then patch it"
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance"
+    if hasattr(module, "parametrizations"):
+        return "is parametrized: remove_parametrizations finds the class it left, and no other"
+    if any(hooks_of(child) for child in module.children()):
+        return "a module inside it has hooks"
+    if "__slots__" in type(module).__dict__:
+        return "its class has __slots__, so that it cannot be exchanged"
+    return ""
+
+
+def hooks_of(module: nn.Module) -> bool:
+    """Whether someone watches what goes into a module, or comes out."""
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def _own(module: nn.Module) -> dict[str, Tensor]:
+    return {name: param for name, param in module._parameters.items() if param is not None}
+
+
+def _kind(module: nn.Module) -> Any:
+    """What modules have in common of which one trial is enough: class, shapes, and all plain attributes, also their children's."""
+    plain = {k: v for k, v in module.__dict__.items() if isinstance(v, (int, float, str, tuple, type(None))) and k != "training"}
+    tensors = [(name, None if t is None else tuple(t.shape)) for name, t in (*module._parameters.items(), *module._buffers.items())]
+    return type(module), tuple(tensors), repr(sorted(plain.items())), tuple(_kind(child) for child in module.children())
+
+
+def _trial(module: nn.Module, registered: Norm | None) -> Norm | str:
+    cls, nearest = type(module), (float("inf"), "")
+    argument = _argument(cls)
+    if argument is None:
+        return "its forward does not take one tensor alone"
+    if getattr(module, "_fast_norm", False):
+        return "timm's fast norm: under autocast it computes in half precision"
+    for recipe in [registered] if registered else _candidates(module):
+        recipe = replace(recipe, argument=argument)
+        off = _off(module, recipe)
+        if off > OFF:
+            nearest = min(nearest, (off, recipe.like.__name__), key=lambda pair: pair[0])
+            continue
+        return recipe if registered else _with_dtypes(module, recipe)
+    if nearest[0] == float("inf"):
+        return "its parameters, or its input, are none of a norm that onepass has"
+    return f"no norm of onepass agrees with it: the nearest, {nearest[1]}, is off by {nearest[0]:.2g}"
+
+
+@cache
+def _argument(cls: type[nn.Module]) -> str | None:
+    """What the forward calls its input, if that is all it needs."""
+    try:
+        _, *params = inspect.signature(cls.forward).parameters.values()
+    except (ValueError, TypeError):
+        return None
+    named = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return named[0].name if named and not any(p.default is p.empty for p in named[1:]) else None
+
+
+def _candidates(module: nn.Module) -> Iterator[Norm]:
+    """What a module could be, by its base class or its parameters."""
+    inner = [activation for child in module.children() if (activation := activation_of(child))]
+    activations = [*inner[:1], None] if inner else [None]
+    base = next((base for base in type(module).__mro__ if base in TORCH), None)
+    if base is not None:
+        likes = [TORCH[base], Norm(ours.LayerNorm2d)] if base is nn.LayerNorm else [TORCH[base]]
+        yield from (replace(like, activation=activation) for like in likes for activation in activations)
+        return
+    names = list(_own(module))
+    if len(names) > 2 or any(t is not None for t in module._buffers.values()):
+        return
+    pairs: list[tuple[Source, Source]] = [*permutations(names)] if len(names) == 2 else [(names[0] if names else None, None)]  # pyright: ignore[reportAssignmentType]
+    for like in (ours.RMSNorm, ours.LayerNorm, ours.LayerNorm2d):
+        for weight, bias in pairs:
+            offsets = (0.0, 1.0) if weight is not None and like is not ours.LayerNorm2d else (0.0,)
+            if not (like is ours.RMSNorm and bias is not None):
+                yield from (
+                    Norm(like, weight, bias, eps, offset, activation) for offset in offsets for eps in _eps(module) for activation in activations
+                )
+
+
+def _eps(module: nn.Module) -> list[Source]:
+    """Attributes that may be eps, by name, then by size; if there are none, the usual values."""
+    small = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
+    return [*sorted(small, key=lambda name: "eps" not in name)] or [*EPS]
+
+
+def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A module of class `cls` with the attributes of `module`, and tensors of its own."""
+    twin = cls.__new__(cls)
+    twin.__dict__.update(module.__dict__)
+    torch.manual_seed(0)
+    cpu: Any = {"device": "cpu", "dtype": dtype}
+    params = {name: None if p is None else nn.Parameter(1 + torch.randn(p.shape, **cpu) / 2) for name, p in module._parameters.items()}
+    buffers = {
+        name: None if b is None else torch.rand(b.shape, **cpu) + 0.5 if b.is_floating_point() else torch.zeros(b.shape, dtype=b.dtype)
+        for name, b in module._buffers.items()
+    }
+    children = {name: copy.deepcopy(child) for name, child in module._modules.items()}
+    twin.__dict__.update(_parameters=params, _buffers=buffers, _modules=children)
+    return twin
+
+
+def _inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
+    """Inputs that tell norms apart: several ranks, a mean, and scales at which every usual eps weighs in."""
+    own = [tuple(param.shape) for param in _own(module).values()]
+    rows: tuple[int, ...] = getattr(module, "normalized_shape", None) or (own[0] if own else (24,))
+    size = getattr(module, "num_channels", None) or getattr(module, "num_features", None) or rows[0]
+    if like in (ours.LayerNorm, ours.RMSNorm):
+        shapes = [(2, 3, *rows), (2, 3, 5, *rows)]
+    elif like in (ours.LayerNorm2d, ours.GroupNorm):
+        shapes = [(2, size, 5, 3)] + [(2, size, 7)] * (like is ours.GroupNorm)
+    else:
+        shapes = [(3, size, *(5, 4, 3)[: int(like.__name__[-2])])]
+    torch.manual_seed(1)
+    return [scale * (torch.randn(shape, device="cpu", dtype=torch.float32) + 0.3) for shape in shapes for scale in (1.0, 1e-2, 1e-4)]
+
+
+@torch.no_grad()
+def _off(module: nn.Module, recipe: Norm) -> float:
+    """The largest difference between a module and its recipe, relative to the largest value; infinite where one of them fails."""
+    cls, worst = type(module), 0.0
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        for training in (True, False):
+            for x in _inputs(module, recipe.like):
+                theirs, mine = stand_in(module, cls), stand_in(module, made(cls, recipe))
+                theirs.training = mine.training = training
+                try:
+                    expected, found = cls.forward(theirs, x.clone()), type(mine).forward(mine, x.clone())
+                except Exception:
+                    return float("inf")
+                pairs = [(expected, found), *zip(theirs._buffers.values(), mine._buffers.values())]
+                for a, b in pairs:
+                    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype:
+                        worst = max(worst, ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item())
+                    elif a is not b:
+                        return float("inf")
+                if not worst <= OFF:
+                    return worst if worst == worst else float("inf")
+    return worst
+
+
+@torch.no_grad()
+def _with_dtypes(module: nn.Module, recipe: Norm) -> Norm | str:
+    """The recipe with the rules of the module's class for dtypes: of its result, beside parameters of another; under autocast."""
+    cls, bf16, results = type(module), torch.bfloat16, {}
+    x, watch = _inputs(module, recipe.like)[0], _Watch()
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+        for of_x, of_weight in ((bf16, bf16), (bf16, torch.float32), (torch.float32, bf16)):
+            try:
+                with watch if of_x == of_weight else nullcontext():
+                    results[of_x, of_weight] = cls.forward(stand_in(module, cls, of_weight), x.to(of_x)).dtype
+            except (RuntimeError, TypeError, ValueError):
+                continue  # it takes no such pair, and need not
+    autocast = any(dtype in HALVES for dtype in watch.seen)
+    if recipe.weight is None or not _own(module):
+        return replace(recipe, autocast=autocast) if all(y == x for (x, _), y in results.items()) else "its result has not the dtype of its input"
+    rules = {"x": lambda x, w: x, "weight": lambda x, w: w, "promoted": torch.promote_types}
+    fits = [name for name, rule in rules.items() if all(rule(*pair) == y for pair, y in results.items())]
+    if not fits:
+        return "the dtype of its result is neither that of its input nor of its weight"
+    only_torchs = autocast and results.keys() <= {(bf16, bf16), (bf16, torch.float32)} and fits[0] == "x"
+    return replace(recipe, result="" if only_torchs else fits[0], autocast=autocast)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees the dtypes in which torch's own norms are called: where these are the input's, autocast has a say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch.dtype] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm") and args:
+            self.seen.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+_acting: dict[Any, str | None] = {}
+
+
+def activation_of(act: Any) -> str | None:
+    """The name of an activation, a module or a function of one tensor, if a norm can apply it: by a trial, whatever it is called."""
+    if isinstance(act, nn.Module) and (any(True for _ in act.parameters()) or any(True for _ in act.children()) or "forward" in act.__dict__):
+        return None
+    key = _kind(act) if isinstance(act, nn.Module) else act
+    if key not in _acting:
+        x = torch.linspace(-20, 20, 4001, device="cpu", dtype=torch.float32)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+                y = type(act).forward(stand_in(act, type(act)), x.clone()) if isinstance(act, nn.Module) else act(x.clone())
+                agree = [name for name, function in _ACTIVATIONS.items() if torch.allclose(y, function(x), rtol=1e-6, atol=1e-6)]
+        except Exception:
+            agree = []
+        _acting[key] = agree[0] if agree else None
+    return _acting[key]

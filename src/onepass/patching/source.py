@@ -1,0 +1,307 @@
+"""What the source of a forward says of its norms, and the forward written anew.
+
+Three places are found, wherever they stand:
+
+    h = self.norm(h); h = self.act(h)        or  self.act(self.norm(h))      becomes  self.norm(h, activation="silu")
+    x = x + h; r = x; h = self.norm(x)       or  self.norm(x + h)            becomes  ..., x = self.norm(x, residual=h)
+    h.contiguous()                                                           becomes  self._dense(h)
+
+An activation that follows an `if` is first taken into its branches, since there the norms stand. Only what is named in the source is
+decided here; whether the modules behind the names can be fused is for `blocks` to say. The new function has the globals, closure, defaults,
+decorators and line numbers of the old one.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cache
+from typing import Any, NamedTuple
+
+
+class Place(NamedTuple):
+    """A norm in a forward, with what stands beside it."""
+
+    norm: str  # "norm1": self.norm1
+    beside: str  # the source of the activation, "self.act" or "F.silu"; "+" for a sum before it
+
+
+class Unreadable(Exception):
+    """Why a function cannot be written anew."""
+
+
+class _Text(NamedTuple):
+    tree: ast.FunctionDef
+    inner: types.FunctionType  # without decorators
+
+
+@cache
+def _text(function: Callable[..., Any]) -> _Text:
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, types.FunctionType):
+        raise Unreadable("its forward is no Python function")
+    try:
+        lines, start = inspect.getsourcelines(inner)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError, TypeError, IndexError) as error:
+        raise Unreadable("the source of its forward is not at hand") from error
+    if not isinstance(tree, ast.FunctionDef) or tree.name != inner.__name__ or not tree.args.args:
+        raise Unreadable("its forward is no plain function")
+    if any(isinstance(node, (ast.Name, ast.Attribute)) and _mangled(node) for node in ast.walk(tree)):
+        raise Unreadable("its forward has private names, which mean something else outside of its class")
+    ast.increment_lineno(tree, start - 1)
+    return _Text(tree, inner)
+
+
+def _mangled(node: ast.Name | ast.Attribute) -> bool:
+    name = node.id if isinstance(node, ast.Name) else node.attr
+    return name.startswith("__") and not name.endswith("__")
+
+
+@cache
+def places(function: Callable[..., Any]) -> tuple[Place, ...]:
+    """All that a function has."""
+    rewriter = _Rewriter(_text(function), None, False)
+    rewriter.rewrite()
+    return tuple(dict.fromkeys(rewriter.met))
+
+
+def resolve(function: Callable[..., Any], expression: str) -> Any:
+    """What an expression of the source, a global name with its attributes, stands for."""
+    root, *path = expression.split(".")
+    value = inspect.unwrap(function).__globals__.get(root)
+    for name in path:
+        value = getattr(value, name, None)
+    return value
+
+
+def rewritten(function: Callable[..., Any], fused: dict[Place, str], dense: bool) -> Callable[..., Any]:
+    """The function with the places in `fused` fused, each with its activation ("" for a sum); if `dense`, contiguous() keeps a layout."""
+    text = _text(function)
+    return _compiled(text, _Rewriter(text, fused, dense).rewrite(), function)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Fuses the places that are in `fused`; where that is None, it changes nothing that matters and remembers all places it met."""
+
+    def __init__(self, text: _Text, fused: dict[Place, str] | None, dense: bool) -> None:
+        self.tree, self.fused, self.dense = deepcopy(text.tree), fused, dense
+        self.self = self.tree.args.args[0].arg
+        nodes = list(ast.walk(self.tree))
+        names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        self.loads = {name: names.count(name) for name in names}
+        self.viewed = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "view"}
+        self.met: list[Place] = []
+
+    def rewrite(self) -> ast.FunctionDef:
+        self.tree.body = self._block(self.tree.body)
+        return ast.fix_missing_locations(self.tree)
+
+    def _decide(self, norm: ast.Call, beside: str) -> str | None:
+        """The activation to fuse with, "" for a sum; None to leave a place as it is."""
+        place = Place(ast.unparse(norm.func).split(".", 1)[1], beside)
+        self.met.append(place)
+        return None if self.fused is None else self.fused.get(place)
+
+    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """Statements that follow one another."""
+        body, done = self._sink(body), []
+        while body:
+            replaced, used = self._first(body)
+            done += replaced if used else [self.visit(body[0])]
+            body = body[used or 1 :]
+        return done
+
+    def visit_body(self, node: Any) -> Any:
+        """A statement with statements inside."""
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
+                setattr(node, name, self._block(value))
+            elif isinstance(value, list):
+                setattr(node, name, [self.visit(item) if isinstance(item, ast.AST) else item for item in value])
+            elif isinstance(value, ast.AST):
+                setattr(node, name, self.visit(value))
+        return node
+
+    visit_If = visit_For = visit_While = visit_With = visit_Try = visit_ExceptHandler = visit_body
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        return node  # another function, with names of its own
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # pyright: ignore[reportAssignmentType]
+
+    def _first(self, body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
+        """What takes the place of the first statements, and of how many; none where nothing is fused."""
+        first, *rest = body
+        norm = self._norm_of(first)
+        if norm and rest and (beside := self._activated(rest[0], _target(first))):
+            activation = self._decide(norm, beside)
+            if activation:
+                rest[0].value = self._with(norm, "activation", ast.Constant(activation))  # pyright: ignore[reportAttributeAccessIssue]
+                return [rest[0]], 2
+        if isinstance(first, ast.Assign) and (total := _target(first)) and _is_sum(first.value):
+            kept = [rest[0]] if rest and _is_copy(rest[0], total) else []
+            then = rest[len(kept)] if len(rest) > len(kept) else None
+            norm = self._norm_of(then)
+            if then is not None and norm and ast.unparse(norm.args[0]) == total and self._decide(norm, "+") is not None:
+                assert isinstance(first.value, ast.BinOp) and isinstance(then, ast.Assign)
+                norm.args[0] = self.visit(first.value.left)
+                both = ast.Tuple([ast.Name("_onepass_y", ast.Store()), ast.Name(total, ast.Store())], ast.Store())
+                call = ast.Assign([both], self._with(norm, "residual", self.visit(first.value.right)))
+                after = ast.Assign(then.targets, ast.Name("_onepass_y", ast.Load()))
+                return [ast.copy_location(call, then), *kept, ast.copy_location(after, then)], 2 + len(kept)
+        return [], 0
+
+    def _sink(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        """An activation that follows an `if` goes into its branches, if a norm stands at the end of one of them."""
+        done: list[ast.stmt] = []
+        for statement in body:
+            before = done[-1] if done else None
+            if isinstance(before, ast.If) and any(self._fuses(end, statement) for end in _ends(before)):
+                _append(before, statement)
+            else:
+                done.append(statement)
+        return done
+
+    def _fuses(self, statement: ast.stmt, following: ast.stmt) -> bool:
+        norm = self._norm_of(statement)
+        beside = self._activated(following, _target(statement)) if norm else None
+        return bool(norm and beside and (self._decide(norm, beside) or self.fused is None))
+
+    def _norm_of(self, statement: ast.stmt | None) -> ast.Call | None:
+        """The call in `v = self.norm(x)`."""
+        call = statement.value if isinstance(statement, ast.Assign) and _target(statement) else None
+        return call if self._is_norm(call) else None  # pyright: ignore[reportReturnType]
+
+    def _is_norm(self, node: ast.AST | None) -> bool:
+        alone = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
+        return alone and isinstance(node.func, ast.Attribute) and _chain(node.func).startswith(f"{self.self}.")
+
+    def _activated(self, statement: ast.stmt, value: str | None) -> str | None:
+        """The activation in `w = act(v)`, where v is not used again."""
+        act = _acts(statement.value) if isinstance(statement, ast.Assign) and value else None
+        if act is None or ast.unparse(act.args[0]) != value or (_target(statement) != value and self.loads[value] > 1):  # pyright: ignore[reportArgumentType]
+            return None
+        return _chain(act.func) if _target(statement) else None
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        act = _acts(node)
+        if act is not None and self._is_norm(act.args[0]):
+            norm: Any = act.args[0]
+            activation = self._decide(norm, _chain(act.func))
+            if activation:
+                norm.args = [self.visit(norm.args[0])]
+                return self._with(norm, "activation", ast.Constant(activation))
+        if self._is_norm(node) and _is_sum(node.args[0]) and self._decide(node, "+") is not None:
+            total: Any = node.args[0]
+            node.args = [self.visit(total.left)]
+            call = self._with(node, "residual", self.visit(total.right))
+            return ast.copy_location(ast.Subscript(call, ast.Constant(0), ast.Load()), node)
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
+        dense = self.dense and _target(node) not in self.viewed and _is_contiguous(node.value)
+        if dense:
+            value: Any = node.value
+            kept = ast.Attribute(ast.Name(self.self, ast.Load()), "_dense", ast.Load())
+            node.value = ast.copy_location(ast.Call(kept, [value.func.value], []), value)
+        return node
+
+    def _with(self, norm: ast.Call, name: str, value: ast.expr) -> ast.Call:
+        norm.keywords = [*norm.keywords, ast.keyword(name, value)]
+        return norm
+
+
+def keeps_layout(function: Callable[..., Any]) -> bool:
+    """Whether `dense` would change a function."""
+    text = _text(function)
+    return ast.unparse(_Rewriter(text, {}, True).rewrite()) != ast.unparse(_Rewriter(text, {}, False).rewrite())
+
+
+def _chain(node: ast.AST) -> str:
+    """ "a.b.c" of a name with attributes; "" of anything else."""
+    if isinstance(node, ast.Attribute):
+        before = _chain(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _target(statement: ast.AST) -> str | None:
+    """v in `v = ...`."""
+    one = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
+    return statement.targets[0].id if one else None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _acts(node: ast.AST) -> ast.Call | None:
+    """A call of one value, perhaps in place."""
+    plain = isinstance(node, ast.Call) and len(node.args) == 1 and all(keyword.arg == "inplace" for keyword in node.keywords)
+    return node if plain and _chain(node.func) else None
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+
+
+def _is_copy(statement: ast.stmt, value: str) -> bool:
+    """`r = v`."""
+    return bool(_target(statement)) and isinstance(statement.value, ast.Name) and statement.value.id == value  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_contiguous(node: ast.AST) -> bool:
+    called = isinstance(node, ast.Call) and not node.args and not node.keywords and isinstance(node.func, ast.Attribute)
+    return called and node.func.attr == "contiguous"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _ends(node: ast.If) -> Iterator[ast.stmt]:
+    """The last statements of all branches."""
+    for branch in (node.body, node.orelse):
+        if branch:
+            yield from _ends(branch[-1]) if isinstance(branch[-1], ast.If) else [branch[-1]]
+
+
+def _append(node: ast.If, statement: ast.stmt) -> None:
+    """Add a statement to all branches, also to those that were not written."""
+    for branch in (node.body, node.orelse):
+        if branch and isinstance(branch[-1], ast.If):
+            _append(branch[-1], statement)
+        elif not branch or not isinstance(branch[-1], (ast.Return, ast.Raise, ast.Continue, ast.Break)):
+            branch.append(deepcopy(statement))
+
+
+def _compiled(text: _Text, tree: ast.FunctionDef, function: Callable[..., Any]) -> Callable[..., Any]:
+    inner, decorators = text.inner, tree.decorator_list
+    bare = deepcopy(tree)
+    bare.decorator_list, bare.returns = [], None
+    for arg in ast.walk(bare.args):
+        if isinstance(arg, ast.arg):
+            arg.annotation = None
+    bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # the values are the function's own, set below
+    bare.args.kw_defaults = [None if default is None else ast.Constant(None) for default in bare.args.kw_defaults]
+    free = [ast.arg(name) for name in inner.__code__.co_freevars]
+    outer = ast.FunctionDef("_outer", ast.arguments([], free, None, [], [], None, []), [bare], [], **_VERSION)
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, bare)], []))
+    future = inner.__code__.co_flags & _FUTURE
+    code = compile(module, inner.__code__.co_filename, "exec", future, dont_inherit=True)
+    for name in ("_outer", inner.__name__):
+        code = next(const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == name)
+    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made: Any = types.FunctionType(code, inner.__globals__, inner.__name__, inner.__defaults__, closure)
+    made.__kwdefaults__, made.__annotations__, made.__qualname__ = inner.__kwdefaults__, inner.__annotations__, inner.__qualname__
+    made.__doc__, made.__module__ = inner.__doc__, inner.__module__
+    made.__dict__.update(inner.__dict__)
+    for decorator in reversed(decorators):
+        made = eval(compile(ast.Expression(decorator), inner.__code__.co_filename, "eval", future, dont_inherit=True), inner.__globals__)(made)
+    return made
+
+
+_FUTURE = __future__.annotations.compiler_flag
+_VERSION: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}
