@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import reference
+from . import graph, reference
 from .device import Device, describe
 from .families import BACKWARD, FORWARD
 from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
@@ -366,6 +366,7 @@ def _norm_op(
 
 @_norm_op.register_fake
 def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
+    graph.install()  # someone traces: the first moment at which it is known that inductor may come
     total = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     spec, acc = NormSpec.unpack(words, sizes, eps, weight_offset), accumulator(total.dtype)
     kept, none = spec.kept_shape(x.shape), [0]

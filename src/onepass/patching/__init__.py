@@ -1,7 +1,7 @@
 """`patch`: swap and fuse the norms of an existing model; `unpatch`: undo it; `register`: teach it a class.
 
-`recognize` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `swap` changes classes, `layout` makes
-convolutions channels-last, `report` says it. Here they are put together, and what cannot be patched is refused.
+`recognize` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `layout` makes convolutions
+channels-last, `swap` changes classes, `report` says what was done. Here they are put together, and what cannot be patched is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["Report", "Row", "patch", "register", "unpatch"]
 def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_last: bool = False) -> Report:
     """Let onepass compute the norms of a model, in place, and return what was done.
 
-    Modules change their class and nothing else: parameters, buffers, hooks and state_dict stay, and the classes they had remain base classes.
-    With `fuse`, norms also take over activations that follow them and sums that precede them, in nn.Sequential and wherever the source of a module's
-    method shows it. With `channels_last`, convolutions' weights are laid out channels-last, and so is all that follows from
-    them. With `dry_run` nothing is changed.
+    Modules change their class and nothing else: parameters, buffers, hooks and state_dict stay, and the classes they had remain their base
+    classes. With `fuse`, norms also take over activations that follow them and sums that precede them, in nn.Sequential and wherever the
+    source of a module's methods shows it. With `channels_last`, convolutions' weights are laid out channels-last, and so is all that
+    follows from them. With `dry_run` nothing is changed.
 
     Example: `print(onepass.patch(model))`; `with onepass.patch(model): ...` undoes it at the end.
     """
@@ -92,7 +92,9 @@ def _survey(model: nn.Module, fuse: bool, channels_last: bool) -> _Survey:
                 fusions.setdefault(id(fusion.norm), []).append(fusion)
     rows = [_row(name, module, found[id(module)], fusions.get(id(module), [])) for name, module in modules if id(module) in found]
     swaps = [(module, found[id(module)]) for _, module in modules if _new(module, found.get(id(module)))]
-    convolutions = [(module, ChannelsLast()) for _, module in modules if channels_last and convertible(module) and not isinstance(module, Swapped)]
+    convolutions = [
+        (module, ChannelsLast()) for _, module in modules if channels_last and convertible(module) and not isinstance(module, Swapped)
+    ]
     notes = [f"{len(convolutions)} convolutions channels-last"] if channels_last else []
     return _Survey(rows, [*swaps, *blocks, *convolutions], notes)  # pyright: ignore[reportArgumentType]
 
@@ -129,14 +131,14 @@ def _check(model: Any) -> None:
         raise TypeError(f"model must be a torch.nn.Module, not {kind}; got {model!r:.80}: pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
-            f"model is a {type(model).__name__}, scripted or traced, whose norms are compiled in; expected an eager module: patch it first, "
+            f"model is a {type(model).__name__}, scripted or traced, with its norms compiled in; expected an eager module: patch that, "
             "and compile it with torch.compile"
         )
     for name, module in model.named_modules():
         if ".quantized" in type(module).__module__ and type(module).__module__.startswith(("torch.ao.", "torch.nn.")):
             raise TypeError(
-                f"model is quantized: {name or 'it'!r} is a {type(module).__module__}.{type(module).__name__}; expected a model in floating "
-                "point: patch it first, and quantize it then"
+                f"model is quantized: {name or 'it'!r} is a {type(module).__module__}.{type(module).__name__}; expected a model in "
+                "floating point: patch it first, and quantize it then"
             )
     _check_idle(model)
 
@@ -148,8 +150,8 @@ def _check_idle(model: nn.Module) -> None:
         while frame is not None:
             caller = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "_call_impl") else None
             if id(caller) in modules and isinstance(caller, nn.Module):
+                place = modules[id(caller)] or type(caller).__name__
                 raise RuntimeError(
-                    f"model is in the middle of a forward, in {modules[id(caller)] or type(caller).__name__!r}; expected it to be idle: patch it "
-                    "before or after the call"
+                    f"model is in the middle of a forward, in {place!r}; expected it to be idle: patch it before or after the call"
                 )
             frame = frame.f_back

@@ -131,7 +131,7 @@ def _sequential(module: nn.Sequential, norms: Norms) -> Fused:
     return found
 
 
-def _passes(module: nn.Module) -> bool:
+def _passes(module: Any) -> bool:
     """What hands its input on."""
     never = isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
     return (never or type(module) is nn.Identity) and not hooks_of(module)
@@ -174,13 +174,15 @@ def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, sa
                 if not obstacle:
                     yield place, ""
             continue
+        if not all(path.startswith("self.") and _passes(_at(module, path[5:])) for path in place.through):
+            continue
         inside = place.beside.startswith("self.")
         act = _at(module, place.beside[5:]) if inside else source.resolve(function, place.beside)
         name = activation_of(act) if isinstance(act, nn.Module) or _is_activation(act) else None
         if name is None:
             continue
         obstacle = norms.obstacle(norm, act)
-        said.append(Fusion(norm, type(act).__name__ if inside else act.__name__, obstacle))
+        said.append(Fusion(norm, type(act).__name__ if inside else str(getattr(act, "__name__", "")), obstacle))
         if not obstacle:
             yield place, name
 

@@ -23,7 +23,7 @@ class ChannelsLast:
 
 
 def convertible(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     plain = isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor) and type(weight.data) is Tensor
     return plain and weight.dim() in _FORMATS and not weight.is_contiguous(memory_format=_FORMATS[weight.dim()])
 

@@ -1,9 +1,9 @@
 """Which of our norms a module is: by its class where that is torch.nn's or registered, else by structure and a trial.
 
-A module nobody here has heard of is a candidate if it has at most two parameters, one-dimensional and of one size, and its forward takes one
-tensor. Each norm it could be is held against it on random input; the first that agrees is its recipe, and a module with which none agrees is
-left alone. Trials run on a stand-in with random parameters of its own, on the CPU in float32: what is in the module, where it lies and
-whether it is there at all (a meta device, shards) does not matter, and nothing of it is touched.
+A module nobody here has heard of is a candidate if it has one or two parameters, one-dimensional and of one size, and its forward takes
+one tensor. Each norm it could be is held against it on random input; the first that agrees is its recipe, and a module with which none
+agrees is left alone. Trials run on a stand-in with random parameters of its own, on the CPU in float32: what is in the module, where it
+lies and whether it is there at all (a meta device, shards) does not matter, and nothing of it is touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .. import nn as ours
@@ -49,10 +50,10 @@ _found: dict[Any, Norm | str] = {}
 def register(cls: type[nn.Module], like: type[nn.Module], **where: Any) -> None:
     """Tell `onepass.patch` that modules of class `cls` compute what `like`, a class of onepass.nn, computes.
 
-    `weight`, `bias` and `eps` say where such a module has them, if not under these names: the name of an attribute, a function of the module,
-    or the value itself (`bias=None`: it has none). `weight_offset`, `activation`, and `result`, the dtype of the output where
-    weight has another than x ("x", "weight" or "promoted"), are what they are in onepass. Every module is still held against its own class
-    on random input before it is replaced.
+    `weight`, `bias` and `eps` say where such a module has them, if not under these names: the name of an attribute, a function of the
+    module, or the value itself (`bias=None`: it has none). `weight_offset` and `activation` are what they are in onepass; `result` is the
+    dtype of the output where weight has another than x: that of "x", of "weight", or "promoted". Every module is still held against its
+    own class on random input before it is replaced.
 
     Example: `onepass.register(MyNorm, onepass.nn.RMSNorm, weight="gain", eps=1e-6)`
     """
@@ -86,7 +87,7 @@ def recognize(module: nn.Module) -> Norm | str | None:
     if inside:
         whole = looks and not any(recognize(child) is not None for _, child in module.named_modules() if child is not module)
         return f"does more than normalize: it has a {type(getattr(module, inside[0])).__name__}, {inside[0]!r}" if whole else None
-    if registered is None and not looks and (children or not 1 <= len(_own(module)) <= 2 or cls.__module__.startswith("torch.")):
+    if not looks and (children or not _like_a_norms(_own(module)) or cls.__module__.startswith("torch.")):
         return None
     key = _kind(module)
     if key not in _found:
@@ -100,7 +101,7 @@ def _obstacle(module: nn.Module) -> str:
     for cls, reason in OTHER.items():
         if isinstance(module, cls):
             return reason
-    if isinstance(module, nn.modules.lazy.LazyModuleMixin) or any(isinstance(p, UninitializedTensorMixin) for p in _own(module).values()):
+    if isinstance(module, LazyModuleMixin) or any(is_lazy(p) for p in _own(module).values()):
         return "is lazy: run the model once, then patch it"
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance"
@@ -120,6 +121,11 @@ def hooks_of(module: nn.Module) -> bool:
 
 def _own(module: nn.Module) -> dict[str, Tensor]:
     return {name: param for name, param in module._parameters.items() if param is not None}
+
+
+def _like_a_norms(params: dict[str, Tensor]) -> bool:
+    """A weight, or weight and bias, with an element for each channel."""
+    return 1 <= len(params) <= 2 and all(p.dim() == 1 for p in params.values()) and len({p.shape for p in params.values()}) == 1
 
 
 def _kind(module: nn.Module) -> Any:
@@ -177,22 +183,25 @@ def _candidates(module: nn.Module) -> Iterator[Norm]:
             offsets = (0.0, 1.0) if weight is not None and like is not ours.LayerNorm2d else (0.0,)
             if not (like is ours.RMSNorm and bias is not None):
                 yield from (
-                    Norm(like, weight, bias, eps, offset, activation) for offset in offsets for eps in _eps(module) for activation in activations
+                    Norm(like, weight, bias, eps, offset, activation)
+                    for offset in offsets
+                    for eps in _eps(module)
+                    for activation in activations
                 )
 
 
 def _eps(module: nn.Module) -> list[Source]:
     """Attributes that may be eps, by name, then by size; if there are none, the usual values."""
     small = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
-    return [*sorted(small, key=lambda name: "eps" not in name)] or [*EPS]
+    small.sort(key=lambda name: "eps" not in name)
+    return [*small] or [*EPS]
 
 
 def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
     """A module of class `cls` with the attributes of `module`, and tensors of its own."""
     twin = cls.__new__(cls)
     twin.__dict__.update(module.__dict__)
-    torch.manual_seed(0)
-    cpu: Any = {"device": "cpu", "dtype": dtype}
+    cpu: Any = {"device": "cpu", "dtype": dtype, "generator": torch.Generator("cpu").manual_seed(0)}
     params = {name: None if p is None else nn.Parameter(1 + torch.randn(p.shape, **cpu) / 2) for name, p in module._parameters.items()}
     buffers = {
         name: None if b is None else torch.rand(b.shape, **cpu) + 0.5 if b.is_floating_point() else torch.zeros(b.shape, dtype=b.dtype)
@@ -214,8 +223,9 @@ def _inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
         shapes = [(2, size, 5, 3)] + [(2, size, 7)] * (like is ours.GroupNorm)
     else:
         shapes = [(3, size, *(5, 4, 3)[: int(like.__name__[-2])])]
-    torch.manual_seed(1)
-    return [scale * (torch.randn(shape, device="cpu", dtype=torch.float32) + 0.3) for shape in shapes for scale in (1.0, 1e-2, 1e-4)]
+    generator = torch.Generator("cpu").manual_seed(1)
+    normal = [torch.randn(shape, device="cpu", dtype=torch.float32, generator=generator) for shape in shapes]
+    return [scale * (x + 0.3) for x in normal for scale in (1.0, 1e-2, 1e-4)]
 
 
 @torch.no_grad()
@@ -256,7 +266,11 @@ def _with_dtypes(module: nn.Module, recipe: Norm) -> Norm | str:
                 continue  # it takes no such pair, and need not
     autocast = any(dtype in HALVES for dtype in watch.seen)
     if recipe.weight is None or not _own(module):
-        return replace(recipe, autocast=autocast) if all(y == x for (x, _), y in results.items()) else "its result has not the dtype of its input"
+        return (
+            replace(recipe, autocast=autocast)
+            if all(y == x for (x, _), y in results.items())
+            else "its result has not the dtype of its input"
+        )
     rules = {"x": lambda x, w: x, "weight": lambda x, w: w, "promoted": torch.promote_types}
     fits = [name for name, rule in rules.items() if all(rule(*pair) == y for pair, y in results.items())]
     if not fits:
@@ -289,7 +303,9 @@ _acting: dict[Any, str | None] = {}
 
 def activation_of(act: Any) -> str | None:
     """The name of an activation, a module or a function of one tensor, if a norm can apply it: by a trial, whatever it is called."""
-    if isinstance(act, nn.Module) and (any(True for _ in act.parameters()) or any(True for _ in act.children()) or "forward" in act.__dict__):
+    if isinstance(act, nn.Module) and (
+        any(True for _ in act.parameters()) or any(True for _ in act.children()) or "forward" in act.__dict__
+    ):
         return None
     key = _kind(act) if isinstance(act, nn.Module) else act
     if key not in _acting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,9 +36,9 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """How many norms were found, replaced (fused ones among them), fused with a neighbour, left alone, or patched before."""
-        actions = [row.action for row in self.rows]
-        replaced = actions.count(REPLACED) + actions.count(FUSED)
-        return {"found": len(actions), "replaced": replaced, "fused": actions.count(FUSED), "left": actions.count(LEFT), "already": actions.count(ALREADY)}
+        times = Counter(row.action for row in self.rows)
+        replaced = times[REPLACED] + times[FUSED]
+        return {"found": len(self.rows), "replaced": replaced, "fused": times[FUSED], "left": times[LEFT], "already": times[ALREADY]}
 
     def __enter__(self) -> Report:
         return self
@@ -46,26 +47,29 @@ class Report:
         self._undo()
 
     def __str__(self) -> str:
-        """A line for all norms of which the same is to be said, the numbers in their paths as a range or list."""
-        lines: dict[tuple[str, ...], list[str]] = {}
+        """A line for all norms of which the same is to be said, the numbers in their paths drawn together."""
+        alike: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
-            lines.setdefault((re.sub(r"\d+", "#", row.name), row.cls, row.action, row.became, row.why), []).append(row.name)
-        table = [("norm", "", "class", "", "")]
-        for (_, cls, action, became, why), names in lines.items():
-            said = {REPLACED: f"replaced by {became}", FUSED: f"{became}, fused with {why}", LEFT: f"left alone: {why}", ALREADY: "patched before"}[action]
-            table.append((_together(names), f"×{len(names)}" if len(names) > 1 else "", cls, "→" if action in (REPLACED, FUSED) else "", said + _aside(action, why)))
-        widths = [max(len(row[i]) for row in table) for i in range(3)]
-        text = [f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:{widths[2]}}  {row[4]}".rstrip() for row in table]
-        counts = self.counts
-        would = "would be " if self.dry_run else ""
-        summary = f"{counts['found']} norms: {counts['replaced']} {would}replaced, {counts['fused']} of them fused; {counts['left']} left alone"
-        if counts[ALREADY]:
-            summary += f", {counts[ALREADY]} patched before"
-        return "\n".join([*text, *self.notes, summary])
+            alike.setdefault((re.sub(r"\d+", "#", row.name), *row[1:]), []).append(row)
+        lines = [("norm", "", "class", "")]
+        for rows in alike.values():
+            times = f"×{len(rows)}" if len(rows) > 1 else ""
+            lines.append((_together([row.name for row in rows]), times, rows[0].cls, _said(rows[0])))
+        width = [max(len(line[column]) for line in lines) for column in range(3)]
+        table = [f"{name:{width[0]}}  {times:{width[1]}}  {cls:{width[2]}}  {said}".rstrip() for name, times, cls, said in lines]
+        return "\n".join([*table, *self.notes, self._summary()])
+
+    def _summary(self) -> str:
+        found, replaced, fused, left, already = self.counts.values()
+        would = " would be" if self.dry_run else ""
+        before = f", {already} patched before" if already else ""
+        return f"{found} norms:{would} {replaced} replaced, {fused} of them fused; {left} left alone{before}"
 
 
-def _aside(action: str, why: str) -> str:
-    return f" (not fused: {why})" if action == REPLACED and why else ""
+def _said(row: Row) -> str:
+    if row.action == REPLACED:
+        return f"replaced by {row.became}" + (f", not fused with {row.why}" if row.why else "")
+    return {FUSED: f"{row.became}, fused with {row.why}", LEFT: f"left alone: {row.why}", ALREADY: "patched before"}[row.action]
 
 
 def _together(names: list[str]) -> str:

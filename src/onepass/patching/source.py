@@ -12,7 +12,6 @@ decorators and line numbers of the old one.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -31,6 +30,7 @@ class Place(NamedTuple):
 
     norm: str  # "norm1": self.norm1
     beside: str  # the source of the activation, "self.act" or "F.silu"; "+" for a sum before it
+    through: tuple[str, ...] = ()  # what stands between norm and activation, "self.drop"
 
 
 class Unreadable(Exception):
@@ -39,7 +39,7 @@ class Unreadable(Exception):
 
 class _Text(NamedTuple):
     tree: ast.FunctionDef
-    inner: types.FunctionType  # without decorators
+    inner: Any  # the function, without decorators
 
 
 @cache
@@ -104,9 +104,9 @@ class _Rewriter(ast.NodeTransformer):
         self.tree.body = self._block(self.tree.body)
         return ast.fix_missing_locations(self.tree)
 
-    def _decide(self, norm: ast.Call, beside: str) -> str | None:
+    def _decide(self, norm: ast.Call, beside: str, through: tuple[str, ...] = ()) -> str | None:
         """The activation to fuse with, "" for a sum; None to leave a place as it is."""
-        place = Place(ast.unparse(norm.func).split(".", 1)[1], beside)
+        place = Place(ast.unparse(norm.func).split(".", 1)[1], beside, through)
         self.met.append(place)
         return None if self.fused is None else self.fused.get(place)
 
@@ -141,11 +141,16 @@ class _Rewriter(ast.NodeTransformer):
         """What takes the place of the first statements, and of how many; none where nothing is fused."""
         first, *rest = body
         norm = self._norm_of(first)
-        if norm and rest and (beside := self._activated(rest[0], _target(first))):
-            activation = self._decide(norm, beside)
+        through: tuple[str, ...] = ()
+        for at, then in enumerate(rest if norm else ()):
+            beside = self._activated(then, _target(first))
+            activation = self._decide(norm, beside, through) if beside and norm else None
             if activation:
-                rest[0].value = self._with(norm, "activation", ast.Constant(activation))  # pyright: ignore[reportAttributeAccessIssue]
-                return [rest[0]], 2
+                then.value = self._with(norm, "activation", ast.Constant(activation))  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+                return [then], 2 + at
+            if not beside or _target(then) != _target(first):
+                break
+            through = (*through, beside)
         if isinstance(first, ast.Assign) and (total := _target(first)) and _is_sum(first.value):
             kept = [rest[0]] if rest and _is_copy(rest[0], total) else []
             then = rest[len(kept)] if len(rest) > len(kept) else None
@@ -180,9 +185,9 @@ class _Rewriter(ast.NodeTransformer):
         call = statement.value if isinstance(statement, ast.Assign) and _target(statement) else None
         return call if self._is_norm(call) else None  # pyright: ignore[reportReturnType]
 
-    def _is_norm(self, node: ast.AST | None) -> bool:
+    def _is_norm(self, node: Any) -> bool:
         alone = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
-        return alone and isinstance(node.func, ast.Attribute) and _chain(node.func).startswith(f"{self.self}.")
+        return alone and _chain(node.func).startswith(f"{self.self}.")
 
     def _activated(self, statement: ast.stmt, value: str | None) -> str | None:
         """The activation in `w = act(v)`, where v is not used again."""
@@ -234,13 +239,13 @@ def _chain(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _target(statement: ast.AST) -> str | None:
+def _target(statement: Any) -> str | None:
     """v in `v = ...`."""
-    one = isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
-    return statement.targets[0].id if one else None  # pyright: ignore[reportAttributeAccessIssue]
+    one = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    return _chain(statement.targets[0]) or None if one and isinstance(statement.targets[0], ast.Name) else None
 
 
-def _acts(node: ast.AST) -> ast.Call | None:
+def _acts(node: Any) -> ast.Call | None:
     """A call of one value, perhaps in place."""
     plain = isinstance(node, ast.Call) and len(node.args) == 1 and all(keyword.arg == "inplace" for keyword in node.keywords)
     return node if plain and _chain(node.func) else None
@@ -250,14 +255,14 @@ def _is_sum(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
 
 
-def _is_copy(statement: ast.stmt, value: str) -> bool:
+def _is_copy(statement: Any, value: str) -> bool:
     """`r = v`."""
-    return bool(_target(statement)) and isinstance(statement.value, ast.Name) and statement.value.id == value  # pyright: ignore[reportAttributeAccessIssue]
+    return bool(_target(statement)) and _chain(statement.value) == value
 
 
-def _is_contiguous(node: ast.AST) -> bool:
-    called = isinstance(node, ast.Call) and not node.args and not node.keywords and isinstance(node.func, ast.Attribute)
-    return called and node.func.attr == "contiguous"  # pyright: ignore[reportAttributeAccessIssue]
+def _is_contiguous(node: Any) -> bool:
+    called = isinstance(node, ast.Call) and not node.args and not node.keywords
+    return called and isinstance(node.func, ast.Attribute) and node.func.attr == "contiguous"
 
 
 def _ends(node: ast.If) -> Iterator[ast.stmt]:
@@ -299,7 +304,9 @@ def _compiled(text: _Text, tree: ast.FunctionDef, function: Callable[..., Any]) 
     made.__doc__, made.__module__ = inner.__doc__, inner.__module__
     made.__dict__.update(inner.__dict__)
     for decorator in reversed(decorators):
-        made = eval(compile(ast.Expression(decorator), inner.__code__.co_filename, "eval", future, dont_inherit=True), inner.__globals__)(made)
+        made = eval(compile(ast.Expression(decorator), inner.__code__.co_filename, "eval", future, dont_inherit=True), inner.__globals__)(
+            made
+        )
     return made
 
 

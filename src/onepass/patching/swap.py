@@ -1,13 +1,14 @@
 """Modules that change their class, and nothing else.
 
-A patched module is the same object with the same attributes, so that whoever holds it or its parameters (optimizers, hooks, wrappers, tied
-weights, state_dicts) notices nothing. Its class is made here: a subclass of the one it had, named like it, from a recipe, a frozen value that
-says what is different. Pickling and copying keep class and recipe, not the made class. What recipes there are is not known here.
+A patched module is the same object with the same attributes, so that whoever holds it or its parameters (optimizers, hooks, wrappers,
+tied weights, state_dicts) notices nothing. Its class is made here: a subclass of the one it had, and named like it, from a recipe, a frozen
+value that says what is different. Pickles and copies keep that class and the recipe, not the made class. Which recipes there are is not
+known here.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar, Protocol
 
 from torch import nn
@@ -37,7 +38,7 @@ class Swapped(nn.Module):
         return f"onepass.{self._original.__name__}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def made(original: type[nn.Module], recipe: Recipe) -> type[Swapped]:
     """The class for a recipe: always the same one, as torch.compile and `type(a) is type(b)` expect."""
     namespace = {"_original": original, "_recipe": recipe, "__module__": original.__module__, "__doc__": original.__doc__}
@@ -53,7 +54,7 @@ def swap(module: nn.Module, recipe: Recipe) -> None:
 def restore(module: nn.Module) -> None:
     """What `swap` did, undone; any other module is left as it is."""
     if isinstance(module, Swapped):
-        module.__class__ = module._original
+        module.__class__ = module._original  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _remake(original: type[nn.Module], recipe: Recipe) -> nn.Module:
