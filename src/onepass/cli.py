@@ -1,12 +1,14 @@
-"""The command line: onepass demo | doctor | run | verify | bench | report."""
+"""The command line: onepass demo | doctor | run | verify | patch | bench | report."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import platform
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import __version__, device, ops
+from . import __version__, device, ops, patch
 from .bench import cases, command, oracle, picture, record, timing, verify
 from .bench.cases import Case
 from .bench.record import dtype_name
@@ -52,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("doctor", help="versions, devices, and what each norm would run on").set_defaults(run=_doctor)
     _add_verify(commands.add_parser("verify", help="the whole case list against both oracles; run this on new hardware"))
     _add_run(commands.add_parser("run", help="one problem of your choice"))
+    _add_patch(commands.add_parser("patch", help="what onepass.patch does to a model of yours"))
     command.add_bench(commands.add_parser("bench", help="the speed of every row of the suite, beside torch and the speed of a copy"))
     command.add_report(commands.add_parser("report", help="write the results of bench into docs/measured.md"))
     args = parser.parse_args(argv)
@@ -263,6 +266,43 @@ def _run(args: argparse.Namespace) -> int:
         if args.time:
             _report_times(case, operands, dy)
     return 0 if ok else 1
+
+
+def _add_patch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODULE:FACTORY", help="what makes the model, or the model: torchvision.models:resnet50, mine:model"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="VALUE | NAME=VALUE", help="what to call the factory with")
+    parser.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
+    parser.add_argument("--no-fuse", dest="fuse", action="store_false", help="replace norms, fuse none")
+    parser.add_argument("--channels-last", action="store_true", help="also lay out convolutions channels-last")
+    parser.set_defaults(run=_patch)
+
+
+def _patch(args: argparse.Namespace) -> int:
+    module, colon, path = args.model.partition(":")
+    if not colon or not path:
+        raise ValueError(f"model={args.model!r} has no factory; expected MODULE:FACTORY, for example torchvision.models:resnet50")
+    sys.path.insert(0, "")  # a module of the user's, beside which the command was called
+    try:
+        made: Any = import_module(module)
+        for name in path.split("."):
+            made = getattr(made, name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"model={args.model!r} was not found: {error}; expected MODULE:FACTORY as Python imports it from here") from error
+    if not isinstance(made, torch.nn.Module):
+        named = [text.partition("=")[::2] for text in args.arguments if "=" in text]
+        made = made(*[_value(text) for text in args.arguments if "=" not in text], **{name: _value(value) for name, value in named})
+    print(patch(made, fuse=args.fuse, dry_run=args.dry_run, channels_last=args.channels_last))
+    return 0
+
+
+def _value(text: str) -> Any:
+    """A literal of Python where it is one, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bool:

@@ -1,7 +1,7 @@
 """`patch`: swap and fuse the norms of an existing model; `unpatch`: undo it; `register`: teach it a class.
 
-`recognize` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `layout` makes convolutions
-channels-last, `swap` changes classes, `report` says what was done. Here they are put together, and what cannot be patched is refused.
+`recognition` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `layout` makes convolutions
+channels-last, `classes` changes them, `report` says what was done. Here they are put together, and what cannot be patched is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .blocks import Fusion, Norms
 from .blocks import fuse as _fuse
 from .layout import ChannelsLast, convert, convertible, revert
 from .norms import Norm
-from .recognize import recognize, register
+from .recognition import recognize, register
 from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row
-from .swap import Recipe, Swapped, restore, swap
+from .classes import Recipe, Swapped, restore, swap
 
 __all__ = ["Report", "Row", "patch", "register", "unpatch"]
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from . import source
 from .norms import Norm
-from .recognize import activation_of, hooks_of
+from .recognition import activation_of, hooks_of
 from .source import Place, Unreadable
-from .swap import Swapped
+from .classes import Swapped
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def _sequential(module: nn.Sequential, norms: Norms) -> Fused:
         if then == len(children) or not _acts(children[then]):
             continue
         act, name = children[then], activation_of(children[then])
-        obstacle = norms.obstacle(norm, act) if name else f"{type(act).__name__} is no activation that a norm applies"
+        obstacle = norms.obstacle(norm, act) if name else "no norm applies it"
         found.fusions.append(Fusion(norm, type(act).__name__, obstacle))
         if name and not obstacle:
             fused.append((at, then, name))

@@ -97,7 +97,8 @@ class _Rewriter(ast.NodeTransformer):
         nodes = list(ast.walk(self.tree))
         names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
         self.loads = {name: names.count(name) for name in names}
-        self.viewed = {ast.unparse(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "view"}
+        self.loops = any(isinstance(node, (ast.For, ast.While)) for node in nodes)
+        self.views = [(node.lineno, _chain(node.value)) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "view"]
         self.met: list[Place] = []
 
     def rewrite(self) -> ast.FunctionDef:
@@ -213,12 +214,15 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
-        dense = self.dense and _target(node) not in self.viewed and _is_contiguous(node.value)
-        if dense:
+        if self.dense and _is_contiguous(node.value) and _target(node) and not self._viewed(node):
             value: Any = node.value
             kept = ast.Attribute(ast.Name(self.self, ast.Load()), "_dense", ast.Load())
             node.value = ast.copy_location(ast.Call(kept, [value.func.value], []), value)
         return node
+
+    def _viewed(self, node: ast.Assign) -> bool:
+        """Whether what is assigned is viewed later, which may need it contiguous."""
+        return any(name == _target(node) and (self.loops or line > node.lineno) for line, name in self.views)
 
     def _with(self, norm: ast.Call, name: str, value: ast.expr) -> ast.Call:
         norm.keywords = [*norm.keywords, ast.keyword(name, value)]

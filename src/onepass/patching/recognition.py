@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import nn as ours
 from .norms import HALVES, Norm, Source
-from .swap import made
+from .classes import made
 
 TORCH: dict[type[nn.Module], Norm] = {
     nn.LayerNorm: Norm(ours.LayerNorm),
@@ -38,7 +38,7 @@ OTHER = {
     nn.LocalResponseNorm: "divides by its neighbours, not by a deviation: onepass has no such norm",
     nn.CrossMapLRN2d: "divides by its neighbours, not by a deviation: onepass has no such norm",
 }
-EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where no attribute is an eps
+EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where no attribute is the eps
 OFF = 2e-5  # what a trial may be off, relative to the largest value: rounding in float32, not another eps or formula
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -76,7 +76,8 @@ def recognize(module: nn.Module) -> Norm | str | None:
     """The recipe of a norm, why it has none, or None where there is no reason to take the module for a norm at all."""
     cls = type(module)
     registered = next((_registered[base] for base in cls.__mro__ if base in _registered), None)
-    looks = registered is not None or isinstance(module, (*TORCH, *OTHER)) or "norm" in cls.__name__.lower()
+    named = "norm" in cls.__name__.lower() and not cls.__module__.startswith("torch.")
+    looks = registered is not None or isinstance(module, (*TORCH, *OTHER, nn.modules.batchnorm._NormBase)) or named
     obstacle = _obstacle(module)
     if obstacle:
         return obstacle if looks else None
@@ -191,10 +192,10 @@ def _candidates(module: nn.Module) -> Iterator[Norm]:
 
 
 def _eps(module: nn.Module) -> list[Source]:
-    """Attributes that may be eps, by name, then by size; if there are none, the usual values."""
+    """Attributes that may be eps, by name, then by size; then the usual values, which may stand in the code."""
     small = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
     small.sort(key=lambda name: "eps" not in name)
-    return [*small] or [*EPS]
+    return [*small, *EPS]
 
 
 def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
