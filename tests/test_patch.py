@@ -545,7 +545,6 @@ class Layouts(torch.utils._python_dispatch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         y = func(*args, **(kwargs or {}))
-        if isinstance(y, torch.Tensor) and y.dim() == 4 and min(y.shape) > 1 and y.shape[1] == 24 and not func.is_view:
-            if not y.is_contiguous(memory_format=torch.channels_last):
-                self.changed.append(func)
+        if isinstance(y, torch.Tensor) and y.dim() == 4 and y.shape[1] == 24 and not func.is_view:
+            self.changed += [] if y.is_contiguous(memory_format=torch.channels_last) else [func]
         return y

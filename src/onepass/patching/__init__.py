@@ -16,11 +16,11 @@ from torch import nn
 from .. import nn as ours
 from .blocks import Fusion, Norms
 from .blocks import fuse as _fuse
+from .classes import Recipe, Swapped, restore, swap
 from .layout import ChannelsLast, convert, convertible, revert
 from .norms import Norm
 from .recognition import recognize, register
 from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row
-from .classes import Recipe, Swapped, restore, swap
 
 __all__ = ["Report", "Row", "patch", "register", "unpatch"]
 

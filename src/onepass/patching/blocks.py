@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from . import source
+from .classes import Swapped
 from .norms import Norm
 from .recognition import activation_of, hooks_of
 from .source import Place, Unreadable
-from .classes import Swapped
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from .. import nn as ours
-from .norms import HALVES, Norm, Source
 from .classes import made
+from .norms import HALVES, Norm, Source
 
 TORCH: dict[type[nn.Module], Norm] = {
     nn.LayerNorm: Norm(ours.LayerNorm),
