@@ -63,7 +63,9 @@ def dit():
     from diffusers import DiTTransformer2DModel
 
     torch.manual_seed(0)
-    model = DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=16, in_channels=4, num_layers=2, sample_size=8, norm_num_groups=4)
+    model = DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, num_layers=2, sample_size=8, norm_num_groups=4
+    )
     return Sample(model, {"hidden_states": torch.randn(2, 4, 8, 8), "timestep": torch.tensor([3, 5]), "class_labels": torch.tensor([1, 2])})
 
 
@@ -224,7 +226,9 @@ def test_a_wrapped_model_is_patched_inside(tmp_path):
         sample = copied("llama")
         wrapped = nn.parallel.DistributedDataParallel(sample.model)
         assert Counts(**onepass.patch(wrapped).counts) == MODELS["llama"][1]
-        for mine, theirs in zip(error(outcome(Sample(wrapped.module, sample.inputs)), "llama"), error(before("llama", torch.float32), "llama")):
+        for mine, theirs in zip(
+            error(outcome(Sample(wrapped.module, sample.inputs)), "llama"), error(before("llama", torch.float32), "llama")
+        ):
             assert mine <= 2 * theirs + 2e-6
     finally:
         torch.distributed.destroy_process_group()

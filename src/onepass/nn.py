@@ -271,7 +271,7 @@ class _InstanceNorm(_Channels, nn.modules.instancenorm._InstanceNorm):
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None and activation is None:
-            return super().forward(input)  # torch's checks, then _apply_instance_norm
+            return nn.modules.instancenorm._InstanceNorm.forward(self, input)  # torch's checks, then _apply_instance_norm
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():
             return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)

@@ -15,18 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import nn as ours
 from . import source
 from .classes import Swapped
 from .norms import Norm
-from .recognition import activation_of, hooks_of
-from .source import Place, Unreadable
+from .recognition import ACTIVATIONS, activation_of, hooks_of
+from .source import Place
 
 
 @dataclass(frozen=True)
 class Sequence:
     """nn.Sequential: norms and the activations they apply, by position."""
 
-    fused: tuple[tuple[int, int, str], ...]  # norm, activation, its name
+    fused: tuple[tuple[int, int, str, type], ...]  # norm, activation, its name and its class
 
     def bases(self) -> tuple[type, ...]:
         return (_Sequence,)
@@ -39,14 +40,28 @@ class _Sequence(nn.Sequential):
     _recipe: Sequence
 
     def forward(self, input: Any) -> Any:
-        activations = {norm: name for norm, _, name in self._recipe.fused}
-        skipped = {at for norm, act, _ in self._recipe.fused for at in range(norm + 1, act + 1)}
-        for at, module in enumerate(self):
-            if at in activations:
-                input = module(input, activation=activations[at])
-            elif at not in skipped:
-                input = module(input)
+        modules, at = list(self), 0
+        fused = {norm: (act, name, cls) for norm, act, name, cls in self._recipe.fused}
+        while at < len(modules):
+            act, name, cls = fused.get(at, (at, "", object))
+            still = name and act < len(modules) and type(modules[act]) is cls and all(map(_passes, modules[at + 1 : act]))
+            if still and _fusable(modules[at]) and not hooks_of(modules[act]):
+                input, at = modules[at](input, activation=name), act + 1
+            else:
+                input, at = modules[at](input), at + 1
         return input
+
+
+def _fusable(norm: nn.Module) -> bool:
+    """Whether a norm applies activations, has none, and nobody watches it."""
+    recipe = getattr(norm, "_recipe", None)
+    free = recipe.activation is None if isinstance(recipe, Norm) else _ours(norm)
+    return free and not hooks_of(norm)
+
+
+def _ours(module: Any) -> bool:
+    """A module of onepass.nn that can be given an activation."""
+    return type(module).__module__ == ours.__name__ and module.activation is None and module.save == "x"
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,7 @@ class Block:
     """A module with methods written anew: for each its name, the places fused with their activations, and whether layouts are kept."""
 
     methods: tuple[tuple[str, tuple[tuple[Place, str], ...], bool], ...]
+    classes: tuple[tuple[str, type], ...]  # of activations, by name
 
     def bases(self) -> tuple[type, ...]:
         return (_Block,)
@@ -63,6 +79,22 @@ class Block:
 
 
 class _Block(nn.Module):
+    """What methods written anew call. Modules may have been exchanged since, or hooks added: then all is as it was."""
+
+    _recipe: Block
+
+    def _activated(self, norm: Any, act: Any, name: str, x: Any) -> Any:
+        if act is None:
+            return norm(x, activation=name) if _fusable(norm) else ACTIVATIONS[name](norm(x))
+        fused = _fusable(norm) and (name, type(act)) in self._recipe.classes and not hooks_of(act)
+        return norm(x, activation=name) if fused else act(norm(x))
+
+    def _added(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
+        if isinstance(norm, Swapped) and not hooks_of(norm):
+            return norm(x, residual=residual)
+        total = x + residual
+        return norm(total), total
+
     def _dense(self, x: Any) -> Any:
         """`x.contiguous()`, where channels that are last stay so."""
         format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) if isinstance(x, Tensor) else None
@@ -92,6 +124,9 @@ class Norms(NamedTuple):
     registered: dict[int, int]
 
     def obstacle(self, norm: nn.Module, act: Any) -> str:
+        recipe = self.recipes[id(norm)]
+        if act is not None and not (recipe.activation is None if recipe else _ours(norm)):
+            return "the norm has an activation of its own, or saves its output"
         if hooks_of(norm):
             return "the norm has hooks, which would see the activation's result"
         if self.registered[id(norm)] > 1:
@@ -126,7 +161,7 @@ def _sequential(module: nn.Sequential, norms: Norms) -> Fused:
         obstacle = norms.obstacle(norm, act) if name else "no norm applies it"
         found.fusions.append(Fusion(norm, type(act).__name__, obstacle))
         if name and not obstacle:
-            fused.append((at, then, name))
+            fused.append((at, then, name, type(act)))
     found.recipe = Sequence(tuple(fused)) if fused else None
     return found
 
@@ -142,7 +177,7 @@ def _acts(module: nn.Module) -> bool:
 
 
 def _methods(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
-    found, methods = Fused(), []
+    found, methods, classes = Fused(), [], dict[tuple[str, type], None]()
     near = {path.split(".")[0] for path, child in module.named_modules() if id(child) in norms.recipes and path}
     for name, function in _functions(type(module)):
         names = set(inspect.unwrap(function).__code__.co_names)
@@ -150,18 +185,23 @@ def _methods(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
         if not (names & near or layouts):
             continue
         try:
-            fused = dict(_in_method(module, function, norms, found.fusions))
+            said: list[Fusion] = []
+            here = list(_in_method(module, function, norms, said))
+            fused = {place: activation for place, activation, _ in here}
             dense = layouts and source.keeps_layout(function)
             if fused or dense:
                 source.rewritten(function, fused, dense)
-                methods.append((name, tuple(fused.items()), dense))
-        except (Unreadable, SyntaxError):
+        except Exception:  # whatever stands there, it can stay
             continue
-    found.recipe = Block(tuple(methods)) if methods else None
+        if fused or dense:
+            methods.append((name, tuple(fused.items()), dense))
+        found.fusions += said
+        classes |= dict.fromkeys((activation, cls) for _, activation, cls in here)
+    found.recipe = Block(tuple(methods), tuple(classes)) if methods else None
     return found
 
 
-def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, said: list[Fusion]) -> Iterator[tuple[Place, str]]:
+def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, said: list[Fusion]) -> Iterator[tuple[Place, str, type]]:
     for place in source.places(function):
         norm = _at(module, place.norm)
         if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes:
@@ -172,7 +212,7 @@ def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, sa
                 obstacle = norms.obstacle(norm, None)
                 said.append(Fusion(norm, "the sum before it", obstacle))
                 if not obstacle:
-                    yield place, ""
+                    yield place, "", object
             continue
         if not all(path.startswith("self.") and _passes(_at(module, path[5:])) for path in place.through):
             continue
@@ -184,13 +224,14 @@ def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, sa
         obstacle = norms.obstacle(norm, act)
         said.append(Fusion(norm, type(act).__name__ if inside else str(getattr(act, "__name__", "")), obstacle))
         if not obstacle:
-            yield place, name
+            yield place, name, type(act)
 
 
-def _at(module: nn.Module, path: str) -> Any:
-    value: Any = module
+def _at(module: nn.Module, path: str) -> nn.Module | None:
+    """The module that is registered there; what a property returns may be another one each time."""
+    value: nn.Module | None = module
     for name in path.split("."):
-        value = getattr(value, name, None)
+        value = None if value is None else value._modules.get(name)
     return value
 
 

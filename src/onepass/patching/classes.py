@@ -58,5 +58,4 @@ def restore(module: nn.Module) -> None:
 
 
 def _remake(original: type[nn.Module], recipe: Recipe) -> nn.Module:
-    cls = made(original, recipe)
-    return cls.__new__(cls)
+    return object.__new__(made(original, recipe))

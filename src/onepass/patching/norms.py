@@ -138,7 +138,9 @@ def _rms_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias: Non
 
 
 def _layer_norm2d(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:
-    return F.layer_norm2d(x, weight, bias, eps, activation=activation)
+    if x.dim() == 4:
+        return F.layer_norm2d(x, weight, bias, eps, activation=activation)
+    return F.layer_norm(x.movedim(1, -1), x.shape[1:2], weight, bias, eps, activation=activation).movedim(-1, 1)
 
 
 def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:

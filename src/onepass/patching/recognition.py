@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import permutations
@@ -42,6 +42,8 @@ EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where n
 OFF = 2e-5  # what a trial may be off, relative to the largest value: rounding in float32, not another eps or formula
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_MODULE = {*vars(nn.Module()), "training"}  # what every module has
 
 _registered: dict[type[nn.Module], Norm] = {}
 _found: dict[Any, Norm | str] = {}
@@ -131,16 +133,35 @@ def _like_a_norms(params: dict[str, Tensor]) -> bool:
 
 def _kind(module: nn.Module) -> Any:
     """What modules have in common of which one trial is enough: class, shapes, and all plain attributes, also their children's."""
-    plain = {k: v for k, v in module.__dict__.items() if isinstance(v, (int, float, str, tuple, type(None))) and k != "training"}
     tensors = [(name, None if t is None else tuple(t.shape)) for name, t in (*module._parameters.items(), *module._buffers.items())]
-    return type(module), tuple(tensors), repr(sorted(plain.items())), tuple(_kind(child) for child in module.children())
+    return type(module), tuple(tensors), tuple(_attributes(module)), tuple(_kind(child) for child in module.children())
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a class has put into its module; of what is no plain value, nothing is like anything else."""
+    for name, value in sorted(module.__dict__.items()):
+        if name not in _MODULE:
+            yield name, repr(value) if isinstance(value, (int, float, str, torch.Size, type(None), torch.dtype)) else _Unlike(value)
+
+
+class _Unlike:
+    """Equal to itself alone, and keeps what it stands for, so that no other takes its identity."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unlike) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def _trial(module: nn.Module, registered: Norm | None) -> Norm | str:
     cls, nearest = type(module), (float("inf"), "")
     argument = _argument(cls)
     if argument is None:
-        return "its forward does not take one tensor alone"
+        return "its forward does not take one tensor alone, or calls something else activation or residual"
     if getattr(module, "_fast_norm", False):
         return "timm's fast norm: under autocast it computes in half precision"
     for recipe in [registered] if registered else _candidates(module):
@@ -163,7 +184,8 @@ def _argument(cls: type[nn.Module]) -> str | None:
     except (ValueError, TypeError):
         return None
     named = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return named[0].name if named and not any(p.default is p.empty for p in named[1:]) else None
+    alone = named and not any(p.default is p.empty for p in named[1:]) and not {"activation", "residual"} & {p.name for p in params}
+    return named[0].name if alone else None
 
 
 def _candidates(module: nn.Module) -> Iterator[Norm]:
@@ -176,7 +198,7 @@ def _candidates(module: nn.Module) -> Iterator[Norm]:
         yield from (replace(like, activation=activation) for like in likes for activation in activations)
         return
     names = list(_own(module))
-    if len(names) > 2 or any(t is not None for t in module._buffers.values()):
+    if len(names) > 2 or any(t is not None for t in module._buffers.values()) or any(t.numel() == 1 for t in _own(module).values()):
         return
     pairs: list[tuple[Source, Source]] = [*permutations(names)] if len(names) == 2 else [(names[0] if names else None, None)]  # pyright: ignore[reportAssignmentType]
     for like in (ours.RMSNorm, ours.LayerNorm, ours.LayerNorm2d):
@@ -198,14 +220,20 @@ def _eps(module: nn.Module) -> list[Source]:
     return [*small, *EPS]
 
 
-def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32) -> nn.Module:
+def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> nn.Module:
     """A module of class `cls` with the attributes of `module`, and tensors of its own."""
-    twin = cls.__new__(cls)
+    twin = object.__new__(cls)
     twin.__dict__.update(module.__dict__)
     cpu: Any = {"device": "cpu", "dtype": dtype, "generator": torch.Generator("cpu").manual_seed(0)}
-    params = {name: None if p is None else nn.Parameter(1 + torch.randn(p.shape, **cpu) / 2) for name, p in module._parameters.items()}
+    params = {
+        name: None if p is None else nn.Parameter(scale * (1 + torch.randn(p.shape, **cpu) / 2)) for name, p in module._parameters.items()
+    }
     buffers = {
-        name: None if b is None else torch.rand(b.shape, **cpu) + 0.5 if b.is_floating_point() else torch.zeros(b.shape, dtype=b.dtype)
+        name: None
+        if b is None
+        else torch.rand(b.shape, **cpu) + 0.5
+        if b.is_floating_point()
+        else torch.zeros(b.shape, dtype=b.dtype, device="cpu")
         for name, b in module._buffers.items()
     }
     children = {name: copy.deepcopy(child) for name, child in module._modules.items()}
@@ -215,34 +243,38 @@ def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch
 
 def _inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
     """Inputs that tell norms apart: several ranks, a mean, and scales at which every usual eps weighs in."""
-    own = [tuple(param.shape) for param in _own(module).values()]
-    rows: tuple[int, ...] = getattr(module, "normalized_shape", None) or (own[0] if own else (24,))
+    given, own = getattr(module, "normalized_shape", ()), [tuple(param.shape) for param in _own(module).values() if param.dim()]
+    rows = (given,) if isinstance(given, int) else tuple(given) or (own[0] if own else (24,))
     size = getattr(module, "num_channels", None) or getattr(module, "num_features", None) or rows[0]
     if like in (ours.LayerNorm, ours.RMSNorm):
-        shapes = [(2, 3, *rows), (2, 3, 5, *rows)]
+        shapes = [(2, 3, *rows), (2, 3, 5, *rows), (7, *rows)]
     elif like in (ours.LayerNorm2d, ours.GroupNorm):
-        shapes = [(2, size, 5, 3)] + [(2, size, 7)] * (like is ours.GroupNorm)
+        shapes = [(2, size, 5, 3)] + [(2, size, 7), (4, size)] * (like is ours.GroupNorm)
     else:
         shapes = [(3, size, *(5, 4, 3)[: int(like.__name__[-2])])]
     generator = torch.Generator("cpu").manual_seed(1)
     normal = [torch.randn(shape, device="cpu", dtype=torch.float32, generator=generator) for shape in shapes]
-    return [scale * (x + 0.3) for x in normal for scale in (1.0, 1e-2, 1e-4)]
+    return [scale * (x + 0.3) for x in normal for scale in (1.0, 1e-2, 1e-4, 1e4)]
 
 
-@torch.no_grad()
 def _off(module: nn.Module, recipe: Norm) -> float:
-    """The largest difference between a module and its recipe, relative to the largest value; infinite where one of them fails."""
+    """The largest difference of output, gradients or buffers between a module and its recipe, relative to the largest value of each.
+    Infinite where one of them fails, or the module keeps a state that is in no buffer."""
     cls, worst = type(module), 0.0
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+    with _apart():
         for training in (True, False):
             for x in _inputs(module, recipe.like):
-                theirs, mine = stand_in(module, cls), stand_in(module, made(cls, recipe))
-                theirs.training = mine.training = training
+                scale = 100.0 if x.abs().max() > 100 else 1.0  # what is clamped shows
+                theirs = stand_in(module, cls, scale=scale)
+                kind, theirs.training = _kind(theirs), training
                 try:
-                    expected, found = cls.forward(theirs, x.clone()), type(mine).forward(mine, x.clone())
+                    mine = stand_in(module, made(cls, recipe), scale=scale)
+                    mine.training = training
+                    pairs = list(zip(_outcome(cls, theirs, x), _outcome(type(mine), mine, x)))
                 except Exception:
                     return float("inf")
-                pairs = [(expected, found), *zip(theirs._buffers.values(), mine._buffers.values())]
+                if _kind(theirs) != kind:
+                    return float("inf")
                 for a, b in pairs:
                     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype:
                         worst = max(worst, ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item())
@@ -253,17 +285,32 @@ def _off(module: nn.Module, recipe: Norm) -> float:
     return worst
 
 
-@torch.no_grad()
+def _apart() -> Any:
+    """A place for trials, in which nothing of what the user has set matters, or changes."""
+    stack = ExitStack()
+    for context in (torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), torch.device("cpu"), torch.enable_grad()):
+        stack.enter_context(context)
+    return stack
+
+
+def _outcome(cls: type[nn.Module], module: nn.Module, x: Tensor) -> list[Tensor | None]:
+    """The output, the gradients of input and parameters, and the buffers after it."""
+    x = x.clone().requires_grad_()
+    y = cls.forward(module, x)
+    dy = torch.randn(y.shape, generator=torch.Generator("cpu").manual_seed(2))
+    return [y.detach(), *torch.autograd.grad(y, [x, *_own(module).values()], dy, allow_unused=True), *module._buffers.values()]
+
+
 def _with_dtypes(module: nn.Module, recipe: Norm) -> Norm | str:
     """The recipe with the rules of the module's class for dtypes: of its result, beside parameters of another; under autocast."""
     cls, bf16, results = type(module), torch.bfloat16, {}
     x, watch = _inputs(module, recipe.like)[0], _Watch()
-    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
+    with _apart(), torch.no_grad():
         for of_x, of_weight in ((bf16, bf16), (bf16, torch.float32), (torch.float32, bf16)):
             try:
                 with watch if of_x == of_weight else nullcontext():
                     results[of_x, of_weight] = cls.forward(stand_in(module, cls, of_weight), x.to(of_x)).dtype
-            except (RuntimeError, TypeError, ValueError):
+            except Exception:
                 continue  # it takes no such pair, and need not
     autocast = any(dtype in HALVES for dtype in watch.seen)
     if recipe.weight is None or not _own(module):
@@ -293,7 +340,7 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "relu": torch.nn.functional.relu,
     "gelu": torch.nn.functional.gelu,
@@ -310,12 +357,23 @@ def activation_of(act: Any) -> str | None:
         return None
     key = _kind(act) if isinstance(act, nn.Module) else act
     if key not in _acting:
-        x = torch.linspace(-20, 20, 4001, device="cpu", dtype=torch.float32)
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False):
-                y = type(act).forward(stand_in(act, type(act)), x.clone()) if isinstance(act, nn.Module) else act(x.clone())
-                agree = [name for name, function in _ACTIVATIONS.items() if torch.allclose(y, function(x), rtol=1e-6, atol=1e-6)]
+            with _apart(), torch.no_grad():
+                agree = [name for name, function in ACTIVATIONS.items() if _acts_as(act, function)]
         except Exception:
             agree = []
         _acting[key] = agree[0] if agree else None
     return _acting[key]
+
+
+def _acts_as(act: Any, function: Callable[[Tensor], Tensor]) -> bool:
+    far = torch.tensor([-1e6, -1e3, -100, 100, 1e3, 1e6], dtype=torch.float32)
+    x = torch.cat([torch.linspace(-20, 20, 4001, dtype=torch.float32), far])
+    twins = [stand_in(act, type(act)) for _ in range(2)] if isinstance(act, nn.Module) else []
+    kinds = [_kind(twin) for twin in twins]
+    for training, twin in zip((True, False), twins):
+        twin.training = training
+    for call in [twin.forward for twin in twins] or [act]:
+        if not torch.allclose(call(x.clone()), function(x), rtol=1e-6, atol=1e-6) or call(x.bfloat16()).dtype != torch.bfloat16:
+            return False
+    return kinds == [_kind(twin) for twin in twins]

@@ -2,13 +2,13 @@
 
 Three places are found, wherever they stand:
 
-    h = self.norm(h); h = self.act(h)        or  self.act(self.norm(h))      becomes  self.norm(h, activation="silu")
-    x = x + h; r = x; h = self.norm(x)       or  self.norm(x + h)            becomes  ..., x = self.norm(x, residual=h)
-    h.contiguous()                                                           becomes  self._dense(h)
+    h = self.norm(h); h = self.act(h)     or  self.act(self.norm(h))    becomes  self._activated(self.norm, self.act, "silu", h)
+    x = x + h; r = x; h = self.norm(x)    or  self.norm(x + h)          becomes  ..., x = self._added(self.norm, x, h)
+    x = h.contiguous()                                                  becomes  x = self._dense(h)
 
 An activation that follows an `if` is first taken into its branches, since there the norms stand. Only what is named in the source is
-decided here; whether the modules behind the names can be fused is for `blocks` to say. The new function has the globals, closure, defaults,
-decorators and line numbers of the old one.
+decided here; whether the modules behind the names can be fused is for `blocks` to say, which also has those three methods. The new
+function has the globals, closure, defaults, decorators and line numbers of the old one.
 """
 
 from __future__ import annotations
@@ -56,8 +56,16 @@ def _text(function: Callable[..., Any]) -> _Text:
         raise Unreadable("its forward is no plain function")
     if any(isinstance(node, (ast.Name, ast.Attribute)) and _mangled(node) for node in ast.walk(tree)):
         raise Unreadable("its forward has private names, which mean something else outside of its class")
+    if len(tree.decorator_list) != len(list(_wrappers(function))):
+        raise Unreadable("its forward was wrapped after it was written")
     ast.increment_lineno(tree, start - 1)
     return _Text(tree, inner)
+
+
+def _wrappers(function: Any) -> Iterator[Any]:
+    while hasattr(function, "__wrapped__"):
+        yield function
+        function = function.__wrapped__
 
 
 def _mangled(node: ast.Name | ast.Attribute) -> bool:
@@ -74,9 +82,13 @@ def places(function: Callable[..., Any]) -> tuple[Place, ...]:
 
 
 def resolve(function: Callable[..., Any], expression: str) -> Any:
-    """What an expression of the source, a global name with its attributes, stands for."""
+    """What an expression of the source, a global name with its attributes, stands for; None if the name is not global."""
     root, *path = expression.split(".")
-    value = inspect.unwrap(function).__globals__.get(root)
+    inner: Any = inspect.unwrap(function)
+    code = inner.__code__
+    if root in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        return None
+    value = inner.__globals__.get(root)
     for name in path:
         value = getattr(value, name, None)
     return value
@@ -95,7 +107,7 @@ class _Rewriter(ast.NodeTransformer):
         self.tree, self.fused, self.dense = deepcopy(text.tree), fused, dense
         self.self = self.tree.args.args[0].arg
         nodes = list(ast.walk(self.tree))
-        names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        names = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)]
         self.loads = {name: names.count(name) for name in names}
         self.loops = any(isinstance(node, (ast.For, ast.While)) for node in nodes)
         self.views = [(node.lineno, _chain(node.value)) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "view"]
@@ -147,7 +159,8 @@ class _Rewriter(ast.NodeTransformer):
             beside = self._activated(then, _target(first))
             activation = self._decide(norm, beside, through) if beside and norm else None
             if activation:
-                then.value = self._with(norm, "activation", ast.Constant(activation))  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+                assert norm and isinstance(then, ast.Assign)
+                then.value = self._fused(norm, then.value, activation)
                 return [then], 2 + at
             if not beside or _target(then) != _target(first):
                 break
@@ -158,9 +171,8 @@ class _Rewriter(ast.NodeTransformer):
             norm = self._norm_of(then)
             if then is not None and norm and ast.unparse(norm.args[0]) == total and self._decide(norm, "+") is not None:
                 assert isinstance(first.value, ast.BinOp) and isinstance(then, ast.Assign)
-                norm.args[0] = self.visit(first.value.left)
                 both = ast.Tuple([ast.Name("_onepass_y", ast.Store()), ast.Name(total, ast.Store())], ast.Store())
-                call = ast.Assign([both], self._with(norm, "residual", self.visit(first.value.right)))
+                call = ast.Assign([both], self._with_sum(norm, first.value))
                 after = ast.Assign(then.targets, ast.Name("_onepass_y", ast.Load()))
                 return [ast.copy_location(call, then), *kept, ast.copy_location(after, then)], 2 + len(kept)
         return [], 0
@@ -203,30 +215,32 @@ class _Rewriter(ast.NodeTransformer):
             norm: Any = act.args[0]
             activation = self._decide(norm, _chain(act.func))
             if activation:
-                norm.args = [self.visit(norm.args[0])]
-                return self._with(norm, "activation", ast.Constant(activation))
+                return self._fused(norm, act, activation)
         if self._is_norm(node) and _is_sum(node.args[0]) and self._decide(node, "+") is not None:
-            total: Any = node.args[0]
-            node.args = [self.visit(total.left)]
-            call = self._with(node, "residual", self.visit(total.right))
-            return ast.copy_location(ast.Subscript(call, ast.Constant(0), ast.Load()), node)
+            return ast.copy_location(ast.Subscript(self._with_sum(node, node.args[0]), ast.Constant(0), ast.Load()), node)
         return self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
         if self.dense and _is_contiguous(node.value) and _target(node) and not self._viewed(node):
             value: Any = node.value
-            kept = ast.Attribute(ast.Name(self.self, ast.Load()), "_dense", ast.Load())
-            node.value = ast.copy_location(ast.Call(kept, [value.func.value], []), value)
+            node.value = self._call("_dense", value, value.func.value)
         return node
 
     def _viewed(self, node: ast.Assign) -> bool:
         """Whether what is assigned is viewed later, which may need it contiguous."""
         return any(name == _target(node) and (self.loops or line > node.lineno) for line, name in self.views)
 
-    def _with(self, norm: ast.Call, name: str, value: ast.expr) -> ast.Call:
-        norm.keywords = [*norm.keywords, ast.keyword(name, value)]
-        return norm
+    def _fused(self, norm: ast.Call, act: Any, activation: str) -> ast.Call:
+        function = act.func if _chain(act.func).startswith(f"{self.self}.") else ast.Constant(None)
+        return self._call("_activated", norm, norm.func, function, ast.Constant(activation), self.visit(norm.args[0]))
+
+    def _with_sum(self, norm: ast.Call, total: Any) -> ast.Call:
+        return self._call("_added", norm, norm.func, self.visit(total.left), self.visit(total.right))
+
+    def _call(self, method: str, at: ast.AST, *args: ast.expr) -> ast.Call:
+        """A method of `blocks`, called in the place of `at`."""
+        return ast.copy_location(ast.Call(ast.Attribute(ast.Name(self.self, ast.Load()), method, ast.Load()), [*args], []), at)
 
 
 def keeps_layout(function: Callable[..., Any]) -> bool:
