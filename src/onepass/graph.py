@@ -18,6 +18,9 @@ from torch import fx
 from . import spec as definitions
 
 _WORDS, _RESIDUAL, _SUM = 5, 10, 4  # the places of two arguments, and of one result, of onepass::norm
+_IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
+    *(operator.index, operator.indexOf, operator.inv, operator.invert, operator.is_, operator.is_not, operator.itemgetter)
+}
 _ACTIVATIONS: dict[Any, str] = {
     torch.nn.functional.silu: "silu",
     torch.nn.functional.relu: "relu",
@@ -31,7 +34,8 @@ def merge(graph: fx.Graph) -> int:
     merged = 0
     if not any(_is_norm(node) for node in graph.nodes):
         return 0
-    for node in list(graph.nodes):
+    autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)  # there torch's is float32
+    for node in [] if autocast else list(graph.nodes):
         if node.target is torch.nn.functional.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
             _to_ours(graph, node)
             merged += 1
@@ -97,7 +101,7 @@ def _take_activation(graph: fx.Graph, node: fx.Node) -> bool:
     outputs = _results(node, 0)
     users = [user for y in outputs for user in y.users]
     name = _activation(users[0]) if len(users) == 1 else ""
-    if not name:
+    if not name or not _quiet(node, users[0]):
         return False
     axes, reduced, params, names, modulated, mix, activation, *flags = [word.strip() for word in str(node.args[_WORDS]).split("|")]
     if activation or "from_y" in flags:
@@ -113,6 +117,8 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     if not isinstance(total, fx.Node) or node.args[_RESIDUAL] is not None or node.args[4] is not None or not _is_sum(total):
         return False
     others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
+    if not _quiet(total, node):
+        return False
     if any(order[arg] > order[total] for arg in others) or any(_is_norm(user) and order[user] < order[node] for user in total.users):
         return False  # the norm cannot be where the sum is; or another has taken it
     with graph.inserting_after(total):
@@ -126,6 +132,27 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     graph.erase_node(node)
     total.replace_all_uses_with(added, delete_user_cb=lambda user: user is not norm)
     graph.erase_node(total)
+    return True
+
+
+def _quiet(first: fx.Node, last: fx.Node) -> bool:
+    """Whether between two nodes nothing is changed in place, nor the mode in which gradients or dtypes are decided."""
+    node = first.next
+    while node is not last:
+        name = str(getattr(node.target, "__name__", node.target))
+        changes = name.endswith("_") and not name.endswith("__")
+        schema = getattr(node.target, "_schema", None)
+        if (
+            changes
+            or name in ("setitem", "delitem")
+            or (node.target in _IN_PLACE)
+            or "out" in node.kwargs
+            or (schema and schema.is_mutable)
+        ):
+            return False
+        if any(word in name for word in ("grad_enabled", "autocast", "inference_mode", "no_grad")) or node.op == "call_module":
+            return False
+        node = node.next
     return True
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from .. import nn as ours
 from .blocks import Fusion, Norms
 from .blocks import fuse as _fuse
-from .classes import Recipe, Swapped, restore, swap
+from .classes import Recipe, Swapped, restore, swap, wrapped_since
 from .layout import ChannelsLast, convert, convertible, revert
 from .norms import Norm
 from .recognition import recognize, register
@@ -42,7 +42,7 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
     def undo() -> None:
         _check_idle(model)
         for module, recipe in changes:
-            if isinstance(module, Swapped) and module._recipe == recipe:
+            if vars(type(module)).get("_recipe") == recipe:
                 _restore(module)
 
     for module, recipe in changes:
@@ -58,6 +58,13 @@ def unpatch(model: nn.Module) -> nn.Module:
     Example: `onepass.unpatch(model)`
     """
     _check(model)
+    wrapped = [name for name, module in model.named_modules() if wrapped_since(module)]
+    if wrapped:
+        cls = type(model.get_submodule(wrapped[0])).__name__
+        raise RuntimeError(
+            f"{wrapped[0]!r} was patched and then became a {cls}, by fully_shard or a parametrization; expected the class that patch "
+            "gave it: undo that first"
+        )
     for module in model.modules():
         _restore(module)
     return model
@@ -148,7 +155,8 @@ def _check_idle(model: nn.Module) -> None:
     modules = {id(module): name for name, module in model.named_modules()}
     for frame in sys._current_frames().values():
         while frame is not None:
-            caller = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "_call_impl") else None
+            first = frame.f_code.co_varnames[:1] if frame.f_code.co_name in ("forward", "_call_impl") else ()
+            caller = frame.f_locals.get(first[0]) if first else None
             if id(caller) in modules and isinstance(caller, nn.Module):
                 place = modules[id(caller)] or type(caller).__name__
                 raise RuntimeError(

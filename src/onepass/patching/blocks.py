@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .. import nn as ours
 from . import source
-from .classes import Swapped
-from .norms import Norm
-from .recognition import ACTIVATIONS, activation_of, hooks_of
+from .classes import Swapped, made
+from .norms import ACTIVATIONS, Norm
+from .recognition import activation_of, hooks_of
 from .source import Place
 
 
@@ -94,6 +94,11 @@ class _Block(nn.Module):
             return norm(x, residual=residual)
         total = x + residual
         return norm(total), total
+
+    def _view(self, x: Any, *size: Any) -> Any:
+        """`x.view(size)`, also where channels are last."""
+        as_size = isinstance(x, Tensor) and x.dim() in (4, 5) and not isinstance(size[0], torch.dtype)
+        return x.reshape(*size) if as_size else x.view(*size)
 
     def _dense(self, x: Any) -> Any:
         """`x.contiguous()`, where channels that are last stay so."""
@@ -181,7 +186,7 @@ def _methods(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
     near = {path.split(".")[0] for path, child in module.named_modules() if id(child) in norms.recipes and path}
     for name, function in _functions(type(module)):
         names = set(inspect.unwrap(function).__code__.co_names)
-        layouts = channels_last and "contiguous" in names
+        layouts = channels_last and bool(names & {"contiguous", "view"})
         if not (names & near or layouts):
             continue
         try:
@@ -190,7 +195,7 @@ def _methods(module: nn.Module, norms: Norms, channels_last: bool) -> Fused:
             fused = {place: activation for place, activation, _ in here}
             dense = layouts and source.keeps_layout(function)
             if fused or dense:
-                source.rewritten(function, fused, dense)
+                made(type(module), Block(((name, tuple(fused.items()), dense),), ()))
         except Exception:  # whatever stands there, it can stay
             continue
         if fused or dense:
@@ -214,7 +219,7 @@ def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, sa
                 if not obstacle:
                     yield place, "", object
             continue
-        if not all(path.startswith("self.") and _passes(_at(module, path[5:])) for path in place.through):
+        if not all(path.startswith("self.") and type(_at(module, path[5:])) is nn.Identity for path in place.through):
             continue
         inside = place.beside.startswith("self.")
         act = _at(module, place.beside[5:]) if inside else source.resolve(function, place.beside)

@@ -8,6 +8,7 @@ known here.
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
@@ -38,9 +39,13 @@ class Swapped(nn.Module):
         return f"onepass.{self._original.__name__}"
 
 
-@cache
 def made(original: type[nn.Module], recipe: Recipe) -> type[Swapped]:
     """The class for a recipe: always the same one, as torch.compile and `type(a) is type(b)` expect."""
+    return _made(original, recipe, original.forward)
+
+
+@cache
+def _made(original: type[nn.Module], recipe: Recipe, forward: Any) -> type[Swapped]:
     namespace = {"_original": original, "_recipe": recipe, "__module__": original.__module__, "__doc__": original.__doc__}
     made = type(original.__name__, (Swapped, *recipe.bases(), original), namespace | recipe.namespace(original))
     made.__qualname__ = original.__qualname__
@@ -57,5 +62,14 @@ def restore(module: nn.Module) -> None:
         module.__class__ = module._original  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def wrapped_since(module: nn.Module) -> bool:
+    """Whether someone else has changed the class after `swap`, as fully_shard and parametrizations do."""
+    return isinstance(module, Swapped) and "_recipe" not in vars(type(module))
+
+
 def _remake(original: type[nn.Module], recipe: Recipe) -> nn.Module:
-    return object.__new__(made(original, recipe))
+    try:
+        return object.__new__(made(original, recipe))
+    except Exception as error:
+        warnings.warn(f"a {original.__name__} was patched by onepass and is not any more: {error}", stacklevel=2)
+        return object.__new__(original)

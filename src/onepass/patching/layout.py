@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -23,17 +24,25 @@ class ChannelsLast:
 
 
 def convertible(module: nn.Module) -> bool:
-    weight: Any = getattr(module, "weight", None)
-    plain = isinstance(module, nn.modules.conv._ConvNd) and isinstance(weight, Tensor) and type(weight.data) is Tensor
-    return plain and weight.dim() in _FORMATS and not weight.is_contiguous(memory_format=_FORMATS[weight.dim()])
+    """A convolution with a dense weight that is its own."""
+    weight: Any = module._parameters.get("weight") if isinstance(module, nn.modules.conv._ConvNd) else None
+    if weight is None or is_lazy(weight) or type(weight.data) is not Tensor or weight.dim() not in _FORMATS:
+        return False
+    whole = weight.is_meta or weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
+    return whole and weight.is_contiguous() and not weight.is_contiguous(memory_format=_FORMATS[weight.dim()])
 
 
 def convert(module: nn.Module) -> None:
     """The same parameter, its memory laid out anew."""
-    weight: Any = module.weight
-    weight.data = weight.data.contiguous(memory_format=_FORMATS[weight.dim()])
+    _lay_out(module, True)
 
 
 def revert(module: nn.Module) -> None:
+    _lay_out(module, False)
+
+
+@torch.inference_mode(False)
+def _lay_out(module: nn.Module, channels_last: bool) -> None:
     weight: Any = module.weight
-    weight.data = weight.data.contiguous()
+    format = _FORMATS[weight.dim()] if channels_last else torch.contiguous_format
+    weight.data = weight.data.contiguous(memory_format=format)

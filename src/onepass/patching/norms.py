@@ -20,6 +20,12 @@ from .. import nn as ours
 Source = str | float | Callable[[nn.Module], Any] | None
 
 HALVES = (torch.float16, torch.bfloat16)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "relu": torch.nn.functional.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class _Called(nn.Module):
             x = kwargs[self._recipe.argument]
         else:
             return self._original.forward(self, *args, **kwargs)
+        if isinstance(x, Tensor) and (x.is_nested or x.is_complex()):
+            return self._by_original(x, activation, residual)
         activation = activation or self._recipe.activation
         if residual is None:
             return self._normalize(x, activation)
@@ -74,6 +82,13 @@ class _Called(nn.Module):
             return self._normalize(x, activation, residual)
         total = x + residual
         return self._normalize(total, activation), total
+
+    def _by_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
+        """Tensors that torch takes and onepass does not."""
+        total = x if residual is None else x + residual
+        y = self._original.forward(self, total)
+        y = y if activation is None else ACTIVATIONS[activation](y)
+        return y if residual is None else (y, total)
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         raise NotImplementedError

@@ -4,11 +4,11 @@ Three places are found, wherever they stand:
 
     h = self.norm(h); h = self.act(h)     or  self.act(self.norm(h))    becomes  self._activated(self.norm, self.act, "silu", h)
     x = x + h; r = x; h = self.norm(x)    or  self.norm(x + h)          becomes  ..., x = self._added(self.norm, x, h)
-    x = h.contiguous()                                                  becomes  x = self._dense(h)
+    h.contiguous(), h.view(...)                                         becomes  self._dense(h), self._view(h, ...)
 
 An activation that follows an `if` is first taken into its branches, since there the norms stand. Only what is named in the source is
 decided here; whether the modules behind the names can be fused is for `blocks` to say, which also has those three methods. The new
-function has the globals, closure, defaults, decorators and line numbers of the old one.
+function has the globals, closure, defaults, wrappers and line numbers of the old one; where the source is not what runs, there is none.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import __future__
 import ast
 import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 
@@ -39,38 +38,55 @@ class Unreadable(Exception):
 
 class _Text(NamedTuple):
     tree: ast.FunctionDef
-    inner: Any  # the function, without decorators
+    inner: Any  # the function, without what wraps it
 
 
 @cache
 def _text(function: Callable[..., Any]) -> _Text:
-    inner = inspect.unwrap(function)
+    inner: Any = inspect.unwrap(function)
     if not isinstance(inner, types.FunctionType):
         raise Unreadable("its forward is no Python function")
     try:
-        lines, start = inspect.getsourcelines(inner)
-        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, SyntaxError, TypeError, IndexError) as error:
+        lines, _ = inspect.findsource(inner)
+        tree, code = _definition("".join(lines), inner.__name__, inner.__code__.co_firstlineno)
+    except (OSError, SyntaxError, TypeError, StopIteration) as error:
         raise Unreadable("the source of its forward is not at hand") from error
-    if not isinstance(tree, ast.FunctionDef) or tree.name != inner.__name__ or not tree.args.args:
-        raise Unreadable("its forward is no plain function")
-    if any(isinstance(node, (ast.Name, ast.Attribute)) and _mangled(node) for node in ast.walk(tree)):
-        raise Unreadable("its forward has private names, which mean something else outside of its class")
-    if len(tree.decorator_list) != len(list(_wrappers(function))):
-        raise Unreadable("its forward was wrapped after it was written")
-    ast.increment_lineno(tree, start - 1)
+    if not _same(code, inner.__code__):
+        raise Unreadable("the source of its forward is not what runs")
+    nodes = list(ast.walk(tree))
+    if any(map(_mangled, nodes)) or any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in nodes):
+        raise Unreadable("its forward has names that mean something else outside of its class")
+    if {"locals", "vars", "eval", "exec"} & set(inner.__code__.co_names):
+        raise Unreadable("its forward looks at its own names")
     return _Text(tree, inner)
 
 
-def _wrappers(function: Any) -> Iterator[Any]:
-    while hasattr(function, "__wrapped__"):
-        yield function
-        function = function.__wrapped__
+def _definition(source: str, name: str, line: int) -> tuple[ast.FunctionDef, types.CodeType]:
+    """The function that begins at a line of a file, as a tree and as code."""
+    module, codes = _file(source)
+    found = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name and node.args.args)
+    tree = next(node for node in found if min([node.lineno, *[decorator.lineno for decorator in node.decorator_list]]) == line)
+    return tree, next(code for code in codes if (code.co_name, code.co_firstlineno) == (name, line))
 
 
-def _mangled(node: ast.Name | ast.Attribute) -> bool:
-    name = node.id if isinstance(node, ast.Name) else node.attr
-    return name.startswith("__") and not name.endswith("__")
+@lru_cache(maxsize=32)
+def _file(source: str) -> tuple[ast.Module, list[types.CodeType]]:
+    codes = [compile(source, "", "exec", dont_inherit=True)]
+    for code in codes:
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return ast.parse(source), codes
+
+
+def _mangled(node: ast.AST) -> bool:
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None) or ""
+    return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
+
+
+def _same(a: types.CodeType, b: types.CodeType) -> bool:
+    """Whether two functions do the same, wherever they come from."""
+    alike = (a.co_code, a.co_names, a.co_varnames, len(a.co_consts)) == (b.co_code, b.co_names, b.co_varnames, len(b.co_consts))
+    constants = zip(a.co_consts, b.co_consts)
+    return alike and all(_same(p, q) if isinstance(p, types.CodeType) else repr(p) == repr(q) for p, q in constants)
 
 
 @cache
@@ -108,9 +124,8 @@ class _Rewriter(ast.NodeTransformer):
         self.self = self.tree.args.args[0].arg
         nodes = list(ast.walk(self.tree))
         names = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)]
+        names += [_chain(node.target) for node in nodes if isinstance(node, ast.AugAssign)]
         self.loads = {name: names.count(name) for name in names}
-        self.loops = any(isinstance(node, (ast.For, ast.While)) for node in nodes)
-        self.views = [(node.lineno, _chain(node.value)) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "view"]
         self.met: list[Place] = []
 
     def rewrite(self) -> ast.FunctionDef:
@@ -218,18 +233,13 @@ class _Rewriter(ast.NodeTransformer):
                 return self._fused(norm, act, activation)
         if self._is_norm(node) and _is_sum(node.args[0]) and self._decide(node, "+") is not None:
             return ast.copy_location(ast.Subscript(self._with_sum(node, node.args[0]), ast.Constant(0), ast.Load()), node)
-        return self.generic_visit(node)
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        node = self.generic_visit(node)  # pyright: ignore[reportAssignmentType]
-        if self.dense and _is_contiguous(node.value) and _target(node) and not self._viewed(node):
-            value: Any = node.value
-            node.value = self._call("_dense", value, value.func.value)
+        method = node.func.attr if self.dense and isinstance(node.func, ast.Attribute) else ""
+        self.generic_visit(node)
+        if method == "contiguous" and not node.args and not node.keywords:
+            return self._call("_dense", node, node.func.value)  # pyright: ignore[reportAttributeAccessIssue]
+        if method == "view" and node.args and not node.keywords:
+            return self._call("_view", node, node.func.value, *node.args)  # pyright: ignore[reportAttributeAccessIssue]
         return node
-
-    def _viewed(self, node: ast.Assign) -> bool:
-        """Whether what is assigned is viewed later, which may need it contiguous."""
-        return any(name == _target(node) and (self.loops or line > node.lineno) for line, name in self.views)
 
     def _fused(self, norm: ast.Call, act: Any, activation: str) -> ast.Call:
         function = act.func if _chain(act.func).startswith(f"{self.self}.") else ast.Constant(None)
@@ -278,11 +288,6 @@ def _is_copy(statement: Any, value: str) -> bool:
     return bool(_target(statement)) and _chain(statement.value) == value
 
 
-def _is_contiguous(node: Any) -> bool:
-    called = isinstance(node, ast.Call) and not node.args and not node.keywords
-    return called and isinstance(node.func, ast.Attribute) and node.func.attr == "contiguous"
-
-
 def _ends(node: ast.If) -> Iterator[ast.stmt]:
     """The last statements of all branches."""
     for branch in (node.body, node.orelse):
@@ -299,32 +304,60 @@ def _append(node: ast.If, statement: ast.stmt) -> None:
             branch.append(deepcopy(statement))
 
 
-def _compiled(text: _Text, tree: ast.FunctionDef, function: Callable[..., Any]) -> Callable[..., Any]:
-    inner, decorators = text.inner, tree.decorator_list
-    bare = deepcopy(tree)
+def _code(text: _Text, tree: ast.FunctionDef) -> types.CodeType:
+    """A function compiled as it was: inside of another, for the names it takes from around it."""
+    inner, bare = text.inner, deepcopy(tree)
     bare.decorator_list, bare.returns = [], None
     for arg in ast.walk(bare.args):
         if isinstance(arg, ast.arg):
             arg.annotation = None
-    bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # the values are the function's own, set below
+    bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # the values are the function's own
     bare.args.kw_defaults = [None if default is None else ast.Constant(None) for default in bare.args.kw_defaults]
     free = [ast.arg(name) for name in inner.__code__.co_freevars]
     outer = ast.FunctionDef("_outer", ast.arguments([], free, None, [], [], None, []), [bare], [], **_VERSION)
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, bare)], []))
-    future = inner.__code__.co_flags & _FUTURE
-    code = compile(module, inner.__code__.co_filename, "exec", future, dont_inherit=True)
-    for name in ("_outer", inner.__name__):
+    code = compile(module, inner.__code__.co_filename, "exec", inner.__code__.co_flags & _FUTURE, dont_inherit=True)
+    for name in ("_outer", tree.name):
         code = next(const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == name)
+    return code
+
+
+def _compiled(text: _Text, tree: ast.FunctionDef, function: Callable[..., Any]) -> Callable[..., Any]:
+    inner, code = text.inner, _code(text, tree)
     cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
-    closure = tuple(cells[name] for name in code.co_freevars)
-    made: Any = types.FunctionType(code, inner.__globals__, inner.__name__, inner.__defaults__, closure)
-    made.__kwdefaults__, made.__annotations__, made.__qualname__ = inner.__kwdefaults__, inner.__annotations__, inner.__qualname__
-    made.__doc__, made.__module__ = inner.__doc__, inner.__module__
-    made.__dict__.update(inner.__dict__)
-    for decorator in reversed(decorators):
-        made = eval(compile(ast.Expression(decorator), inner.__code__.co_filename, "eval", future, dont_inherit=True), inner.__globals__)(
-            made
-        )
+    made = _like(inner, code, tuple(cells[name] for name in code.co_freevars))
+    return _wrapped(function, inner, made)
+
+
+def _wrapped(function: Any, inner: Any, made: Any) -> Any:
+    """The new function in the wrappers of the old one, each a copy that holds the new where the other holds the old."""
+    if function is inner:
+        return made
+    below = function.__wrapped__
+    new = _wrapped(below, inner, made)
+    held = [cell for cell in getattr(function, "__closure__", None) or () if _content(cell) is below]
+    if not isinstance(function, types.FunctionType) or len(held) != 1:
+        raise Unreadable("its forward is wrapped by what cannot be taken off")
+    wrapper = _like(
+        function, function.__code__, tuple(types.CellType(new) if cell is held[0] else cell for cell in function.__closure__ or ())
+    )
+    wrapper.__wrapped__ = new
+    return wrapper
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _like(function: Any, code: types.CodeType, closure: tuple[Any, ...]) -> Any:
+    """A function with another code and closure, and all else that the old one has."""
+    made: Any = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__, made.__annotations__, made.__qualname__ = function.__kwdefaults__, function.__annotations__, function.__qualname__
+    made.__doc__, made.__module__ = function.__doc__, function.__module__
+    made.__dict__.update(function.__dict__)
     return made
 
 
