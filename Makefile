@@ -17,9 +17,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# timm is set up beside the other packages: its torchvision may be built for another torch, and where transformers sees such a one, it fails
 $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/timm timm torchvision
 	touch $@
 
 mutations: $(READY)
