@@ -84,12 +84,11 @@ def test_records(training, monkeypatch):
     assert found[1]["norms"]["fused"] == 1 and found[1]["layout"] == "channels_last" and found[1]["library"] == "json 2"
 
 
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.name != "sd15-b16"], ids=lambda entry: entry.name)
-def test_every_small_twin(entry):
+@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.name not in ("sd15-b16", "llama-train")], ids=lambda entry: entry.name)
+def test_small_twins(entry):
     pytest.importorskip(entry.library)
     pytest.importorskip("transformers")
-    modes = MODES if entry.name == "llama-decode" else MODES[:1]  # compiling takes long
-    complete(records(entry, modes), entry, modes)
+    complete(records(entry, MODES[:1]), entry, MODES[:1])
 
 
 def test_wrong_results_have_no_time(monkeypatch):
@@ -130,15 +129,16 @@ def test_steps_of_a_cache():
     assert len(rewound) == 3
 
 
-def test_processes(tmp_path, monkeypatch, capsys):
-    """What a process does not survive, or is too slow for, is in the records, and the others' are complete."""
+def test_processes(tmp_path, capsys):
+    """What a process cannot do, or is too slow for, is in the records, and what it could do, too."""
     pytest.importorskip("transformers")
     out = tmp_path / "models.jsonl"
     arguments = ["--small", "--only", "llama-train", "--seconds", "0.01", "--out", str(out), "--logs", str(tmp_path)]
-    assert models.main([*arguments, "--backend", "aot_eager"]) == 0
-    complete(record.read(out), next(entry for entry in ENTRIES if entry.name == "llama-train"))
-    assert models.main([*arguments, "--backend", "none", "--modes", "compile"]) == 1
-    assert "FAILED llama-train compiled after" in capsys.readouterr().out and "none" in record.read(out)[2]["error"]
+    assert models.main([*arguments, "--backend", "none"]) == 1
+    assert "FAILED llama-train compiled after: " in capsys.readouterr().out
+    found = record.read(out)
+    complete(found[:2], next(entry for entry in ENTRIES if entry.name == "llama-train"), MODES[:1])
+    assert all("none" in r["error"] and "ms" not in r and r["commit"] for r in found[2:]) and len(found) == 4
     start = time.monotonic()
     assert models.main([*arguments, "--modes", "eager", "--limit", "0.1"]) == 1
     assert [r["error"] for r in record.read(out)[:2]] == ["timed out"] * 2 and time.monotonic() - start < 20

@@ -32,10 +32,11 @@ class Room:
 
     def __init__(self, gigabytes: int) -> None:
         processes = get_context("spawn")
-        self._turn, self._free = processes.Lock(), processes.Semaphore(gigabytes)
+        self._turn, self._free, self._all = processes.Lock(), processes.Semaphore(gigabytes), gigabytes
 
     @contextmanager
     def __call__(self, gigabytes: int) -> Iterator[None]:
+        gigabytes = min(gigabytes, self._all)
         with self._turn:
             for _ in range(gigabytes):
                 self._free.acquire()
