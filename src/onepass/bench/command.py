@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__
-from . import cases, record, report
+from . import cases, models_report, record, report
 from .bench import measure
 from .providers import OURS, PROVIDERS
 from .record import Record
@@ -76,21 +76,24 @@ def _line(row: Row, found: dict[str, Record]) -> list[str]:
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("results/bench-h200.jsonl"), help="(results/bench-h200.jsonl)")
-    parser.add_argument("--docs", type=Path, default=Path("docs/measured.md"), help="(docs/measured.md)")
+    parser.add_argument("--models", action="store_true", help="the table of whole models instead")
+    parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
+    parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
     parser.add_argument("--check", action="store_true", help="only say whether the table is that of the results")
     parser.set_defaults(run=write_report)
 
 
 def write_report(args: argparse.Namespace) -> int:
-    old = args.docs.read_text()
-    new = report.updated(old, record.read(args.results))
+    results, docs = ("models-h200.jsonl", "README.md") if args.models else ("bench-h200.jsonl", "docs/measured.md")
+    results, docs = args.results or Path("results") / results, args.docs or Path(docs)
+    old = docs.read_text()
+    new = (models_report if args.models else report).updated(old, record.read(results))
     if old == new:
-        print(f"{args.docs} is up to date with {args.results}")
+        print(f"{docs} is up to date with {results}")
         return 0
     if args.check:
-        print(f"{args.docs} is not up to date with {args.results}; run `onepass report`")
+        print(f"{docs} is not up to date with {results}; run `onepass report{' --models' * args.models}`")
         return 1
-    args.docs.write_text(new)
-    print(f"{args.docs} written from {args.results}")
+    docs.write_text(new)
+    print(f"{docs} written from {results}")
     return 0

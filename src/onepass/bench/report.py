@@ -15,18 +15,19 @@ PEERS = [name for name in PROVIDERS if name != OURS]
 
 def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, backward: Sequence[Row] = BACKWARD_SUITE) -> str:
     """The text with each table between its marks. Where the backward's are not, it has no such table."""
-    text = _between(text, BEGIN, END, records, suite)
+    text = between(text, BEGIN, END, table(records, suite))
     if BACKWARD_BEGIN in text or BACKWARD_END in text:
-        text = _between(text, BACKWARD_BEGIN, BACKWARD_END, records, backward)
+        text = between(text, BACKWARD_BEGIN, BACKWARD_END, table(records, backward))
     return text
 
 
-def _between(text: str, begin: str, end: str, records: Sequence[Record], suite: Sequence[Row]) -> str:
+def between(text: str, begin: str, end: str, table: str) -> str:
+    """The text with a table between two marks, in the place of what was there."""
     before, begun, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
         raise ValueError(f"the text has no {begin} ... {end}")
-    return f"{before}{begin}\n{table(records, suite)}\n{end}{after}"
+    return f"{before}{begin}\n{table}\n{end}{after}"
 
 
 def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
@@ -38,7 +39,7 @@ def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
     used = [[by_key[row.name, provider] for provider in PROVIDERS] for row in suite]
     flat = [record for group in used for record in group]
     if len({record["name"] for record in flat}) > 1:
-        raise ValueError(f"the results are of several machines: {_all(flat, 'name')}")
+        raise ValueError(f"the results are of several machines: {all_of(flat, 'name')}")
     head = ["case", "copy", "onepass (of copy speed; target)", *PEERS, "host, onepass / torch", "plan"]
     head += ["MB beside the gradients, onepass / " + " / ".join(PEERS)] if _backward(suite[0]) else []
     lines = [head, ["---"] * len(head), *(_line(row, *group) for row, group in zip(suite, used))]
@@ -48,17 +49,17 @@ def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
 
 def _summary(used: list[list[Record]]) -> str:
     flat = [record for group in used for record in group]
-    versions = ", ".join(f"{field} {_all(flat, field)}" for field in ("torch", "triton", "onepass", "commit"))
+    versions = ", ".join(f"{field} {all_of(flat, field)}" for field in ("torch", "triton", "onepass", "commit"))
     wanted = [ours for ours, *_ in used if ours["target"] is not None]
     met = sum(bool(ours.get("met")) for ours in wanted)
     lost = sum(any(_faster(peer, ours) for peer in peers) for ours, *peers in used)
     return (
-        f"{_all(flat, 'name')}, {versions}, {_all(flat, 'date')}. Microseconds. Of {len(wanted)} targets {met} are met; on {lost} of "
+        f"{all_of(flat, 'name')}, {versions}, {all_of(flat, 'date')}. Microseconds. Of {len(wanted)} targets {met} are met; on {lost} of "
         f"{len(used)} rows a peer is faster, in bold."
     )
 
 
-def _all(records: Iterable[Record], field: str) -> str:
+def all_of(records: Iterable[Record], field: str) -> str:
     return " and ".join(sorted({str(record[field]) for record in records}))
 
 

@@ -28,16 +28,17 @@ def interleaved(variants: Sequence[Callable[[], Any]], seconds: float = 0.3) -> 
     end = time.perf_counter() + seconds * len(variants)
     while len(samples[0]) < 5 or (time.perf_counter() < end and len(samples[0]) < 200):
         for run, n, taken in zip(variants, repeats, samples):
-            taken.append(_once(run, n))
-    return [_summary(taken) for taken in samples]
+            taken.append(once(run, n))
+    return [summary(taken) for taken in samples]
 
 
-def _summary(samples: Sequence[float]) -> Timing:
+def summary(samples: Sequence[float]) -> Timing:
     low, median, high = statistics.quantiles(samples, n=4)
     return Timing(median, low, high)
 
 
-def _once(run: Callable[[], Any], n: int) -> float:
+def once(run: Callable[[], Any], n: int) -> float:
+    """Seconds of a call, of n."""
     start = time.perf_counter()
     for _ in range(n):
         run()
@@ -47,7 +48,7 @@ def _once(run: Callable[[], Any], n: int) -> float:
 def _repeats(run: Callable[[], Any]) -> int:
     """How many calls make a sample of about a millisecond, after a warm-up."""
     run()
-    return max(1, min(1000, int(1e-3 / max(_once(run, 3), 1e-7))))
+    return max(1, min(1000, int(1e-3 / max(once(run, 3), 1e-7))))
 
 
 @contextmanager
@@ -96,6 +97,11 @@ def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> li
 
     Example: `copy, ours = device_times([lambda: y.copy_(x), captured(run)[0]])`
     """
+    return [summary(taken) for taken in device_samples(variants, samples)]
+
+
+def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[list[float]]:
+    """As `device_times`, every sample of each call."""
     flush = _flush()
 
     def sample(run: Callable[[], Any]) -> Callable[[], float]:
@@ -115,7 +121,7 @@ def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> li
             if i < count:
                 times.append(sample(run))
     torch.cuda.synchronize()
-    return [_summary([seconds() for seconds in times]) for times in taken]
+    return [[seconds() for seconds in times] for times in taken]
 
 
 def _flush() -> Callable[[], Any]:
@@ -129,14 +135,19 @@ def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list
 
     A batch has 20 calls, so that 40 launches each stay below the 1024 at which the host has to wait; fewer where the device is slow.
     """
-    calls = [max(5, min(20, int(0.02 / _finished(run)))) for run in variants]
+    return [summary(taken) for taken in host_samples(variants, batches)]
+
+
+def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, most: int = 20) -> list[list[float]]:
+    """As `host_times`, every batch of each call, with at most so many calls."""
+    calls = [max(min(5, most), min(most, int(0.02 / _finished(run)))) for run in variants]
     samples: list[list[float]] = [[] for _ in variants]
     for _ in range(batches):
         for run, n, taken in zip(variants, calls, samples):
             torch.cuda.synchronize()
-            taken.append(_once(run, n))
+            taken.append(once(run, n))
     torch.cuda.synchronize()
-    return [_summary(taken) for taken in samples]
+    return samples
 
 
 def _finished(run: Callable[[], Any]) -> float:

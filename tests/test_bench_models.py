@@ -1,0 +1,199 @@
+"""The benchmark of whole models, on small twins and a CPU."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from onepass import cli
+from onepass.bench import models, models_report, record, zoo
+from onepass.bench.models import PROVIDERS, Failed, measure
+from onepass.bench.variant import MODES, Room, Step, Variant, excess
+from onepass.bench.zoo import ENTRIES, Entry
+
+ROOT = Path(__file__).parent.parent
+
+
+class Toy(torch.nn.Module):
+    """A model that needs neither diffusers nor transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.act = torch.nn.Conv2d(3, 8, 3), torch.nn.GroupNorm(2, 8), torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.act(self.norm(self.conv(x))).square().mean()
+
+
+def toy(training: bool) -> Entry:
+    def inputs(model, small):
+        return (zoo._drawn(model, 2, 3, 8, 8),)
+
+    return Entry("toy", "a toy", "json", lambda small: Toy(), inputs, forward, 1, training, channels_last=True)
+
+
+def forward(model, x):
+    return model(x)
+
+
+class Here:
+    """A variant in this process, as `Child` is one in another."""
+
+    def __init__(self, entry: Entry, patched: bool):
+        self.variant = Variant(entry, patched, True, "cpu", "aot_eager", Room(2))
+
+    def call(self, method, *args):
+        try:
+            return getattr(self.variant, method)(*args)
+        except RuntimeError as error:
+            raise Failed(str(error)) from error
+
+
+def records(entry: Entry, modes=MODES, here=Here):
+    pair = [here(entry, patched) for patched in (False, True)]
+    lost = record.origin("cpu") | {"small": True}
+    return [found for mode in modes for found in measure(entry, mode, pair, [child.call("ready", mode) for child in pair], lost, 0.01)]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    yield
+    torch.compiler.reset()
+
+
+def complete(found: list, entry: Entry, modes=MODES) -> None:
+    assert [r["provider"] for r in found] == [name for mode in modes for name in PROVIDERS[mode]]
+    for r in found:
+        json.dumps(r)
+        assert "error" not in r and r["row"] == entry.name and r["small"] and r["commit"] and r["training"] == entry.training, r
+        assert 0 < r["low_ms"] <= r["ms"] <= r["high_ms"] and 0 < r["relative_error"] < 0.1 and r["peak_bytes"] is None
+        assert (r["norms"] is None) == r["provider"].endswith("before")
+        if r["provider"].startswith("compiled"):
+            assert r["graphs"] == 1 and r["graph_breaks"] == 0 and r["break_reasons"] == [] and r["compile_s"] > 0
+    assert all(r["of_allowed"] <= 1 for r in found[1::2])
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_records(training, monkeypatch):
+    monkeypatch.setattr(json, "__version__", "2", raising=False)
+    entry = toy(training)
+    found = records(entry)
+    complete(found, entry)
+    assert found[1]["norms"]["fused"] == 1 and found[1]["layout"] == "channels_last" and found[1]["library"] == "json 2"
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.name != "sd15-b16"], ids=lambda entry: entry.name)
+def test_every_small_twin(entry):
+    pytest.importorskip(entry.library)
+    pytest.importorskip("transformers")
+    modes = MODES if entry.name == "llama-decode" else MODES[:1]  # compiling takes long
+    complete(records(entry, modes), entry, modes)
+
+
+def test_wrong_results_have_no_time(monkeypatch):
+    def here(entry, patched):
+        child = Here(entry, patched)
+        if patched:
+            child.variant.model.norm.eps = 0.05
+        return child
+
+    monkeypatch.setattr(json, "__version__", "2", raising=False)
+    before, after = records(toy(False), ["eager"], here)
+    assert "wrong: the error of output is" in after["error"] and "ms" not in after and before["ms"] > 0
+
+
+def test_what_is_allowed():
+    before = {"a": (0.0, 1.0), "b": (0.02, 2.0), "c": (0.01, 1.0)}
+    assert excess(before, before)[0] == pytest.approx(0.01 / (0.02 + 2**-8))
+    assert excess(before, before | {"a": (0.02, 1.0)}) == (pytest.approx(0.02 / (0.02 + 2**-8)), "a")  # right by chance, before
+    assert excess(before, before | {"b": (0.2, 2.0)}) == (pytest.approx(0.1 / (0.02 + 2**-8)), "b")
+
+
+def test_errors_are_written_down():
+    ready = ["timed out", {"errors": {"output": (0.0, 1.0)}, "norms": None}]
+    lost = record.origin("cpu") | {"small": True}
+    before, after = measure(toy(False), "eager", [None, None], ready, lost, 0.01)
+    assert before["error"] == "timed out" and after["error"] == "there is nothing to hold it against" and before["date"]
+
+
+def test_steps_of_a_cache():
+    """It is rewound before it is full, and before results are taken."""
+    rewound = []
+    entry = Entry("e", "e", "json", Toy, lambda model, small: (), lambda model: torch.zeros(()), 1, rewind=lambda: rewound.append(1))
+    step = Step(entry, torch.nn.Identity(), (), entry.forward)
+    for _ in range(zoo.AHEAD + 1):
+        step()
+    assert len(rewound) == 2
+    step.results()
+    assert len(rewound) == 3
+
+
+def test_processes(tmp_path, monkeypatch, capsys):
+    """What a process does not survive, or is too slow for, is in the records, and the others' are complete."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "models.jsonl"
+    arguments = ["--small", "--only", "llama-train", "--seconds", "0.01", "--out", str(out), "--logs", str(tmp_path)]
+    assert models.main([*arguments, "--backend", "aot_eager"]) == 0
+    complete(record.read(out), next(entry for entry in ENTRIES if entry.name == "llama-train"))
+    assert models.main([*arguments, "--backend", "none", "--modes", "compile"]) == 1
+    assert "FAILED llama-train compiled after" in capsys.readouterr().out and "none" in record.read(out)[2]["error"]
+    start = time.monotonic()
+    assert models.main([*arguments, "--modes", "eager", "--limit", "0.1"]) == 1
+    assert [r["error"] for r in record.read(out)[:2]] == ["timed out"] * 2 and time.monotonic() - start < 20
+
+
+def made_up():
+    """Results in which a model is not compiled after, and one has a break more."""
+    origin = {"name": "GPU", "torch": "2", "triton": "3", "onepass": "0", "commit": "c", "date": "d", "library": "l 1", "small": False}
+    for entry in ENTRIES:
+        for mode in MODES:
+            for name, ms in zip(PROVIDERS[mode], (30.0, 2.0)):
+                common = {"row": entry.name, "provider": name, **origin}
+                breaks = {"graph_breaks": int(name == "compiled after" and entry is ENTRIES[1])} if mode == "compile" else {}
+                if entry is ENTRIES[0] and name == "compiled after":
+                    yield common | {"error": "timed out"}
+                else:
+                    yield common | {"ms": ms, "peak_bytes": 1.5e9} | breaks
+
+
+def test_the_table():
+    text = models_report.updated(f"before\n{models_report.BEGIN}\nstale\n{models_report.END}\nafter", list(made_up()))
+    assert (
+        text.startswith(f"before\n{models_report.BEGIN}\n| one step")
+        and text.endswith(f"{models_report.END}\nafter")
+        and "stale" not in text
+    )
+    assert f"| {ENTRIES[0].title} | 30.0 | 2.00 | 15.00× | 30.0 | failed | – | 1.50, 1.50; 1.50, – |" in text
+    assert "- vae-decode, compiled after: timed out" in text
+    assert f"Graph breaks added: none in 5 of 7 models, some in {ENTRIES[1].name}." in text and "GPU, torch 2, triton 3" in text
+
+
+def test_the_table_fails_on_a_missing_row():
+    results = [r for r in made_up() if (r["row"], r["provider"]) != (ENTRIES[3].name, "after")]
+    with pytest.raises(ValueError, match=f"1 results are missing: {ENTRIES[3].name} after"):
+        models_report.table(results)
+    with pytest.raises(ValueError, match="several machines"):
+        models_report.table([r | {"name": r["provider"]} for r in made_up()])
+    with pytest.raises(ValueError, match="small"):
+        models_report.table([r | {"small": True} for r in made_up()])
+
+
+def test_report_command(tmp_path, capsys):
+    docs, results = tmp_path / "README.md", tmp_path / "models.jsonl"
+    docs.write_text(f"{models_report.BEGIN}\n{models_report.END}")
+    record.write(results, made_up())
+    arguments = ["report", "--models", "--results", str(results), "--docs", str(docs)]
+    assert cli.main([*arguments, "--check"]) == 1
+    assert cli.main(arguments) == 0
+    assert cli.main([*arguments, "--check"]) == 0
+    record.write(results, record.read(results)[:-1])
+    assert cli.main([*arguments, "--check"]) == 2
+    assert "llama-decode compiled after" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
+def test_the_readme_is_that_of_the_results(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["report", "--models", "--check"]) == 0
