@@ -19,4 +19,6 @@ def load_timm() -> ModuleType:
     except OSError:  # it asks for two of its operators at import, and gives up without them
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return importlib.import_module("timm")
+    timm = importlib.import_module("timm")
+    sys.path.remove(str(Path(sys.prefix) / "timm"))  # other processes are started with this path, and see no such torchvision
+    return timm

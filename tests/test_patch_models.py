@@ -112,18 +112,21 @@ CONVOLUTIONAL = ("unet", "vae", "convnext", "monai")
 
 
 @functools.cache
-def original(name):
+def original(name, draw=0):
     make, _ = MODELS[name]
     model, inputs = make()
+    torch.manual_seed(draw)
     with torch.no_grad():
         for param in model.parameters():
             if param.dim() == 1:  # norms begin with ones and zeros, which hide mistakes
                 param += torch.randn_like(param) / 5
+            elif draw:
+                param.copy_(torch.randn_like(param) * param.std())
     return Sample(model.eval(), inputs)
 
 
-def copied(name, dtype=torch.float32):
-    model, inputs = original(name)
+def copied(name, dtype=torch.float32, draw=0):
+    model, inputs = original(name, draw)
     inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
     return Sample(copy.deepcopy(model).to(dtype), inputs)
 
@@ -138,18 +141,18 @@ def outcome(sample):
 
 
 @functools.cache
-def exact(name):
-    return outcome(copied(name, torch.float64))
+def exact(name, draw=0):
+    return outcome(copied(name, torch.float64, draw))
 
 
 @functools.cache
-def before(name, dtype):
-    return outcome(copied(name, dtype))
+def before(name, dtype, draw=0):
+    return outcome(copied(name, dtype, draw))
 
 
-def error(found, name):
+def error(found, name, draw=0):
     """The distance from the fp64 run, relative to its length, of the output and of all gradients together."""
-    value = exact(name)
+    value = exact(name, draw)
     assert found.keys() == value.keys()
     off, length = ({key: t.double().norm().item() for key, t in part.items()} for part in ({k: found[k] - value[k] for k in value}, value))
     output = off.pop("output") / length.pop("output")
@@ -173,12 +176,16 @@ def test_the_same_answers(name, channels_last):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_further_from_fp64_in_bf16(name):
-    sample = copied(name, torch.bfloat16)
-    onepass.patch(sample.model)
-    found, old = outcome(sample), before(name, torch.bfloat16)
-    assert {key: value.dtype for key, value in found.items()} == {key: value.dtype for key, value in old.items()}
-    for mine, theirs in zip(error(found, name), error(old, name)):
-        assert mine <= 1.05 * theirs  # other roundings, of the same size
+    """Over several models with other weights: one alone is as often nearer as it is further, by chance."""
+    mine, theirs = [], []
+    for draw in range(1 if name in ("unet", "vae") else 6):
+        sample = copied(name, torch.bfloat16, draw)
+        onepass.patch(sample.model)
+        found, old = outcome(sample), before(name, torch.bfloat16, draw)
+        assert {key: value.dtype for key, value in found.items()} == {key: value.dtype for key, value in old.items()}
+        mine.append(error(found, name, draw)), theirs.append(error(old, name, draw))
+    for found, old in zip(zip(*mine), zip(*theirs)):
+        assert math.hypot(*found) <= 1.05 * math.hypot(*old)
 
 
 def step(sample, autocast, wrap=lambda model: model):
@@ -234,7 +241,7 @@ def test_a_wrapped_model_is_patched_inside(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["unet", "llama"])
+@pytest.mark.parametrize("name", ["llama", "monai"])
 def test_no_graph_breaks_under_compile(name):
     from torch._dynamo.utils import counters
 
@@ -245,8 +252,9 @@ def test_no_graph_breaks_under_compile(name):
             onepass.patch(sample.model)
         torch._dynamo.reset(), counters.clear()
         with torch.no_grad():
-            expected = sample.model(**sample.inputs)[0]
-            found = torch.compile(sample.model, backend="eager", fullgraph=True)(**sample.inputs)[0]
+            expected = sample.model(**sample.inputs)
+            found = torch.compile(sample.model, backend="eager", fullgraph=True)(**sample.inputs)
+            found, expected = (y if isinstance(y, torch.Tensor) else y.logits for y in (found, expected))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         graphs.append((counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))
     assert graphs == [(1, 0), (1, 0)]

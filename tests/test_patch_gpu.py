@@ -1,0 +1,73 @@
+"""Patched models on a GPU: eager, under autocast, and compiled by inductor with our pass, beside the same model unpatched."""
+
+import copy
+
+import pytest
+import torch
+from test_patch import Block, Promoted, Residual, Upcast
+from torch import nn
+
+import onepass
+from onepass import graph
+
+pytestmark = pytest.mark.gpu
+
+
+class Unread(nn.Module):
+    """A sum and an activation that only a graph shows: the source calls functions that are not what it says."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.apply_to = nn.LayerNorm(64), nn.functional.silu
+
+    def forward(self, x, h):
+        total = (lambda a, b: a + b)(x, h)
+        return self.apply_to(self.norm(total)) + total
+
+
+def outcome(model, *inputs, autocast=False):
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        y = model(*inputs)
+    torch.manual_seed(1)
+    return [y.detach(), *torch.autograd.grad(y, list(model.parameters()), torch.randn_like(y))]
+
+
+def no_further(model, inputs, patched, old=None, slack=1.2, autocast=False):
+    """Output and all gradients, as one, are no further from an fp64 run than the original's."""
+    exact = outcome(copy.deepcopy(model).double(), *[x.double() for x in inputs])
+    found, before = outcome(patched, *inputs, autocast=autocast), outcome(old or model, *inputs, autocast=autocast)
+    assert [t.dtype for t in found] == [t.dtype for t in before]
+    off, theirs = (sum(((a - b).norm() / b.norm()) ** 2 for a, b in zip(each, exact)).sqrt() for each in (found, before))
+    assert off <= slack * theirs + 1e-6
+
+
+MODELS = {
+    "block": (lambda: nn.Sequential(nn.Conv2d(8, 24, 3, padding=1), Block(), Block()), lambda: [torch.randn(4, 8, 32, 32)]),
+    "residual": (lambda: Residual(), lambda: [torch.randn(4, 128, 24)]),
+    "dtypes": (lambda: nn.Sequential(Upcast(24), nn.Linear(24, 24), Promoted(24), nn.Linear(24, 24)), lambda: [torch.randn(4, 128, 24)]),
+    "unread": (lambda: Unread(), lambda: [torch.randn(4, 128, 64), torch.randn(4, 128, 64)]),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make, inputs", MODELS.values(), ids=MODELS.keys())
+def test_a_patched_model(make, inputs, dtype, autocast):
+    if autocast and dtype != torch.float32:
+        pytest.skip("autocast is for float32")
+    model = make().to("cuda", dtype)
+    patched = copy.deepcopy(model)
+    onepass.patch(patched, channels_last=True)
+    no_further(model, [x.to("cuda", dtype) for x in inputs()], patched, autocast=autocast)
+
+
+@pytest.mark.parametrize("make, inputs", MODELS.values(), ids=MODELS.keys())
+def test_a_compiled_patched_model(make, inputs, monkeypatch):
+    model = make().to("cuda", torch.bfloat16)
+    patched, merged, merge = copy.deepcopy(model), [], graph.merge
+    onepass.patch(patched)
+    monkeypatch.setattr(graph, "merge", lambda g: merged.append(merge(g)))
+    torch._dynamo.reset()
+    compiled = torch.compile(patched, fullgraph=True)
+    no_further(model, [x.to("cuda", torch.bfloat16) for x in inputs()], compiled)
+    assert merged and sum(merged) == (2 if isinstance(model, Unread) else 0)
