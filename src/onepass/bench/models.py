@@ -39,7 +39,7 @@ BEFORE, AFTER = "before", "after"
 PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
 ROUNDS = 4  # of before and after in turn
 PATIENCE = 60  # seconds for one measurement
-ROOM = 90  # GB for what all models do while they get ready: an H200 has 141, and their parameters take 40
+ROOM = 80  # GB for what all models do while they get ready: an H200 has 141, and parameters and contexts take 45
 
 _processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
 
