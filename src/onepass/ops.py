@@ -327,14 +327,38 @@ def _differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extra
     return x, weight, bias, extras.scale, extras.shift, extras.mean_weight, extras.var_weight
 
 
-def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras = NONE) -> Ready:
+def _bound(
+    packed: tuple[str, Sequence[int], float, float],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    given: bool,
+    track: bool,
+    extras: Extras = NONE,
+) -> Ready:
     """The launchers for an op's operands, without the checks that its caller has made."""
-    problem = _bind(spec, x, weight, bias, given, track, extras)
-    key = (problem, x.device, current.get(), batch_invariant.on)
-    return _ready.get(key) or _prepare(key, problem, x.device)
+    words, sizes, *numbers = packed
+    operands = x, weight, bias, *extras
+    key = (
+        words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
+        *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
+    )  # fmt: skip
+    found = _ready.get(key)
+    if found is None:
+        found = _prepare(key, _bind(NormSpec.unpack(*packed), x, weight, bias, given, track, extras), x.device)
+    return found
 
 
-@torch.library.custom_op("onepass::norm", mutates_args=())
+# Defined by schema, not by torch.library.custom_op, whose checks of every call take three times as long as the call.
+_library = torch.library.Library("onepass", "FRAGMENT")
+
+
+def _define(name: str, function: Callable[..., Any]) -> None:
+    schema = torch.library.infer_schema(function, mutates_args=())
+    _library.define(name + schema, tags=torch.Tag.pt2_compliant_tag)
+    _library.impl(name, function, "CompositeExplicitAutograd")
+
+
 def _norm_op(
     x: Tensor,
     weight: Tensor | None,
@@ -356,15 +380,17 @@ def _norm_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, mean, rstd, var, sum; empty where there is none: no mean without centering or where it was given, var only with `track`."""
     given, extras = var is not None, Extras(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
-    ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, track, extras)
+    ready = _bound((words, sizes, eps, weight_offset), x, weight, bias, given, track, extras)
     result = ready.forward(x, weight, bias, mean, var, extras)
-    none = [result.y.new_empty(0, dtype=dtype) for dtype in (ready.problem.acc, ready.problem.acc, ready.problem.dtype)]
-    mean = none[0] if result.mean is None or given else result.mean.contiguous()
-    var = none[1] if result.var is None or not track else result.var.contiguous()
-    return result.y, mean, result.rstd.contiguous(), var, none[2] if result.sum is None else result.sum
+    mean = result.rstd.new_empty(0) if result.mean is None or given else result.mean.contiguous()
+    var = result.rstd.new_empty(0) if result.var is None or not track else result.var.contiguous()
+    return result.y, mean, result.rstd.contiguous(), var, result.y.new_empty(0) if result.sum is None else result.sum
 
 
-@_norm_op.register_fake
+_define("norm", _norm_op)
+
+
+@torch.library.register_fake("onepass::norm", lib=_library)
 def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
     graph.install()  # someone traces: the first moment at which it is known that inductor may come
     total = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
@@ -379,7 +405,6 @@ def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, resid
     )
 
 
-@torch.library.custom_op("onepass::norm_backward", mutates_args=())
 def _norm_backward_op(
     dy: Tensor,
     x: Tensor,
@@ -410,13 +435,16 @@ def _norm_backward_op(
             raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is")
     if dsum is not None:  # x is a sum, and sums are dense
         x = laid_out(x, dense_stride(x))
-    ready = _bound(NormSpec.unpack(words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
+    ready = _bound((words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
     grads = ready.backward(dy.to(x.dtype), x, weight, bias, mean, rstd, needs, extras, var)
     wanted = zip(grads, Needs(*needs))
     return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
 
 
-@_norm_backward_op.register_fake
+_define("norm_backward", _norm_backward_op)
+
+
+@torch.library.register_fake("onepass::norm_backward", lib=_library)
 def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, weight_offset, given, needs, var, *extras):
     operands = _differentiable(x, weight, bias, Extras(*extras))
     wanted = _wanted(needs, x, weight, bias, Extras(*extras))
@@ -447,4 +475,4 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     return *grads[:5], None, None, None, None, None, *grads[5:]
 
 
-_norm_op.register_autograd(_op_backward, setup_context=_save)
+torch.library.register_autograd("onepass::norm", _op_backward, setup_context=_save, lib=_library)
