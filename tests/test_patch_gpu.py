@@ -14,15 +14,16 @@ pytestmark = pytest.mark.gpu
 
 
 class Unread(nn.Module):
-    """A sum and an activation that only a graph shows: the source calls functions that are not what it says."""
+    """An activation and a sum that only a graph shows: the source does not say what is called. Large enough to be ours when compiled."""
 
     def __init__(self):
         super().__init__()
-        self.norm, self.apply_to = nn.LayerNorm(64), nn.functional.silu
+        self.first, self.second, self.apply_to = nn.GroupNorm(8, 64), nn.LayerNorm(64), nn.functional.silu
 
     def forward(self, x, h):
-        total = (lambda a, b: a + b)(x, h)
-        return self.apply_to(self.norm(total)) + total
+        y = self.apply_to(self.first(x))
+        total = (lambda a, b: a + b)(y.flatten(2).transpose(1, 2), h)
+        return self.second(total) + total
 
 
 def outcome(model, *inputs, autocast=False):
@@ -45,7 +46,7 @@ MODELS = {
     "block": (lambda: nn.Sequential(nn.Conv2d(8, 24, 3, padding=1), Block(), Block()), lambda: [torch.randn(4, 8, 32, 32)]),
     "residual": (lambda: Residual(), lambda: [torch.randn(4, 128, 24)]),
     "dtypes": (lambda: nn.Sequential(Upcast(24), nn.Linear(24, 24), Promoted(24), nn.Linear(24, 24)), lambda: [torch.randn(4, 128, 24)]),
-    "unread": (lambda: Unread(), lambda: [torch.randn(4, 128, 64), torch.randn(4, 128, 64)]),
+    "unread": (lambda: Unread(), lambda: [torch.randn(8, 64, 192, 192), torch.randn(8, 192 * 192, 64)]),
 }
 
 
@@ -70,4 +71,5 @@ def test_a_compiled_patched_model(make, inputs, monkeypatch):
     torch._dynamo.reset()
     compiled = torch.compile(patched, fullgraph=True)
     no_further(model, [x.to("cuda", torch.bfloat16) for x in inputs()], compiled)
-    assert merged and sum(merged) == (2 if isinstance(model, Unread) else 0)
+    if isinstance(model, Unread):  # the others are left to inductor
+        assert sum(merged) == 2

@@ -139,6 +139,7 @@ def measure(entry: Entry, mode: str, variants: Sequence[Any], ready: Sequence[Re
     try:
         for found, variant in runs:
             found["peak_bytes"] = variant.call("peak", mode)
+            found["gpu_ms"] = variant.call("busy", mode)
         for _ in range(ROUNDS):
             for (_, variant), (samples, hosts) in zip(runs, taken):
                 samples += variant.call("samples", mode, seconds / ROUNDS)
@@ -186,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for child in chain(*children.values()):
                 child.end()
     print(f"\n{table([_HEAD, *map(_line, results)])}")
-    print("ms: median of whole steps (quartiles); peak: with the parameters; error: of what is allowed")
+    print("ms: median of whole steps (quartiles), GPU ms: of its kernels alone; peak: with the parameters; error: of what is allowed")
     failed = [found for found in results if "error" in found]
     for found in failed:
         print(f"FAILED {found['row']} {found['provider']}: {found['error']}")
@@ -218,7 +219,20 @@ def _answer(child: Child, end: float) -> Record | str:
         return str(why)
 
 
-_HEAD = ["model", "variant", "ms", "(quartiles)", "host ms", "peak MB", "error", "norms, fused, left", "graphs", "breaks", "compile s"]
+_HEAD = [
+    "model",
+    "variant",
+    "ms",
+    "(quartiles)",
+    "GPU ms",
+    "host ms",
+    "peak MB",
+    "error",
+    "norms, fused, left",
+    "graphs",
+    "breaks",
+    "compile s",
+]
 
 
 def _line(found: Record) -> list[str]:
@@ -231,7 +245,7 @@ def _line(found: Record) -> list[str]:
     counts = found.get("norms")
     norms = " ".join(str(counts[key]) for key in ("found", "fused", "left")) if counts else "–"
     compiled = number("graphs", ".0f"), number("graph_breaks", ".0f"), number("compile_s", ".0f")
-    measured = time, spread, number("host_ms", ".3f"), number("peak_bytes", ".0f", 1e6), number("of_allowed")
+    measured = time, spread, number("gpu_ms", ".3f"), number("host_ms", ".3f"), number("peak_bytes", ".0f", 1e6), number("of_allowed")
     return [found["row"], found["provider"], *measured, norms, *compiled]
 
 

@@ -43,7 +43,8 @@ def _summary(flat: Sequence[Record], used: dict[Entry, dict[str, Record]]) -> st
     added = {entry.name: _added(*(found[name] for name in PROVIDERS[COMPILE])) for entry, found in used.items()}
     more = [name for name, breaks in added.items() if breaks]
     breaks = f"none in {list(added.values()).count(0)} of {len(added)} models" + (f", some in {', '.join(more)}" if more else "")
-    return f"{all_of(flat, 'name')}, {versions}, {libraries}, {all_of(flat, 'date')}. Milliseconds, medians. Graph breaks added: {breaks}."
+    about = f"{all_of(flat, 'name')}, {versions}, {libraries}, {all_of(flat, 'date')}"
+    return f"{about}. Milliseconds, medians; in brackets those in which the GPU works. Graph breaks added: {breaks}."
 
 
 def _added(before: Record, after: Record) -> int | None:
@@ -59,14 +60,17 @@ def _line(entry: Entry, found: dict[str, Record]) -> list[str]:
 
 
 def _pair(before: Record, after: Record) -> list[str]:
-    ratio = f"{before['ms'] / after['ms']:.2f}×" if "ms" in before and "ms" in after else "–"
-    return [_time(before), _time(after), ratio]
+    ratios = [f"{before[field] / after[field]:.2f}×" for field in ("ms", "gpu_ms") if before.get(field) and after.get(field)]
+    return [_time(before), _time(after), _bracketed(ratios) if ratios else "–"]
 
 
 def _time(record: Record) -> str:
-    if "error" in record:
-        return "failed"
-    return f"{record['ms']:.1f}" if record["ms"] >= 10 else f"{record['ms']:.2f}"
+    times = [record[field] for field in ("ms", "gpu_ms") if record.get(field)]
+    return "failed" if "error" in record else _bracketed([f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" for ms in times])
+
+
+def _bracketed(texts: Sequence[str]) -> str:
+    return f"{texts[0]} ({texts[1]})" if len(texts) > 1 else texts[0]
 
 
 def _gigabytes(record: Record) -> str:

@@ -141,6 +141,16 @@ class Variant:
         self.model.zero_grad()
         return torch.cuda.max_memory_allocated()
 
+    def busy(self, mode: str, steps: int = 3) -> float | None:
+        """Milliseconds in which the GPU works on a step: the rest of the time it waits for the host."""
+        if self.device == "cpu":
+            return None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(steps):
+                self.steps[mode]()
+            self._finish()
+        return round(sum(event.self_device_time_total for event in profile.key_averages()) / steps / 1e3, 4)
+
     def samples(self, mode: str, seconds: float) -> list[float]:
         """What whole steps take, between events on CUDA: of the host and the device, the time of the slower one."""
         step = self.steps[mode]

@@ -213,7 +213,7 @@ def _in_method(module: nn.Module, function: Callable[..., Any], norms: Norms, sa
             continue
         if place.beside == "+":
             recipe = norms.recipes[id(norm)]
-            if recipe is not None and recipe.adds:
+            if recipe is not None and recipe.rows:
                 obstacle = norms.obstacle(norm, None)
                 said.append(Fusion(norm, "the sum before it", obstacle))
                 if not obstacle:

@@ -7,8 +7,8 @@ was fused calls it with more than its input: `activation`, applied to the result
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from .. import functional as F
 from .. import nn as ours
 
+_compiling = torch.compiler.is_dynamo_compiling
+
 Source = str | float | Callable[[nn.Module], Any] | None
+
+# Elements from which on ours is the faster one (H200, 2026-11-16; docs/measured.md). Below, what was there before is called:
+COMPILED = 2**22  # by torch.compile: a call of our op costs the host some 60 µs, a kernel of inductor's 10
+COMPILED_ROWS = 2**24  # the same in training, LayerNorm and RMSNorm; without a backward inductor's kernel is as fast as ours at any size
+TRAINED_ROWS = 2**23  # eager, in training, by torch's own layer_norm and rms_norm: these take the host 170 µs with their backward, ours 440
 
 HALVES = (torch.float16, torch.bfloat16)
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,9 +61,9 @@ class Norm:
     def find(self, module: nn.Module, source: Source) -> Any:
         return getattr(module, source) if isinstance(source, str) else source(module) if callable(source) else source
 
-    @property
-    def adds(self) -> bool:
-        """Whether a sum before it can be part of it."""
+    @cached_property
+    def rows(self) -> bool:
+        """Whether it goes along the last dimensions; then a sum before it can be part of it."""
         return self.like in (ours.LayerNorm, ours.RMSNorm)
 
 
@@ -73,7 +80,7 @@ class _Called(nn.Module):
             x = kwargs[self._recipe.argument]
         else:
             return self._original.forward(self, *args, **kwargs)
-        if isinstance(x, Tensor) and (x.is_nested or x.is_complex()):
+        if isinstance(x, Tensor) and (x.is_nested or x.is_complex() or _original_is_faster(self._recipe, x)):
             return self._by_original(x, activation, residual)
         activation = activation or self._recipe.activation
         if residual is None:
@@ -84,7 +91,7 @@ class _Called(nn.Module):
         return self._normalize(total, activation), total
 
     def _by_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
-        """Tensors that torch takes and onepass does not."""
+        """As it was: for tensors that onepass does not take, or not faster."""
         total = x if residual is None else x + residual
         y = self._original.forward(self, total)
         y = y if activation is None else ACTIVATIONS[activation](y)
@@ -92,6 +99,14 @@ class _Called(nn.Module):
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         raise NotImplementedError
+
+
+def _original_is_faster(recipe: Norm, x: Tensor) -> bool:
+    """Where the host's time decides, or inductor makes a kernel that is as fast as ours and takes in the neighbours too."""
+    training = torch.is_grad_enabled() and x.requires_grad
+    if _compiling():
+        return x.numel() < COMPILED or (recipe.rows and not (training and x.numel() >= COMPILED_ROWS))
+    return training and recipe.rows and recipe.autocast and x.is_cuda and x.numel() < TRAINED_ROWS
 
 
 class _Running(_Called):
@@ -106,13 +121,14 @@ class _Direct(_Called):
     """All others: the function, with what the recipe finds."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
-        recipe = self._recipe
-        weight, bias, eps = recipe.find(self, recipe.weight), recipe.find(self, recipe.bias), recipe.find(self, recipe.eps)
-        call = _FUNCTIONS[recipe.like]
-        if not recipe.result or weight is None or weight.dtype == x.dtype:
-            with _undisturbed(recipe, x):
-                return call(self, x, residual, weight, bias, eps, activation)
-        return self._mixed(x, residual, weight, bias, eps, activation)
+        recipe, find = self._recipe, self._recipe.find
+        weight, bias, eps = find(self, recipe.weight), find(self, recipe.bias), find(self, recipe.eps)
+        if recipe.result and weight is not None and weight.dtype != x.dtype:
+            return self._mixed(x, residual, weight, bias, eps, activation)
+        if recipe.autocast or not torch.is_autocast_enabled(x.device.type):
+            return _FUNCTIONS[recipe.like](self, x, residual, weight, bias, eps, activation)
+        with torch.autocast(x.device.type, enabled=False):  # the class computes in dtypes of its own choice
+            return _FUNCTIONS[recipe.like](self, x, residual, weight, bias, eps, activation)
 
     def _mixed(self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, activation: str | None) -> Any:
         """x and parameters of two dtypes: their wider one, unless a kernel takes both and y is to be as x."""
@@ -122,16 +138,9 @@ class _Direct(_Called):
         x = total
         if not (dtype == x.dtype and x.dtype in HALVES and weight.dtype == torch.float32):
             x, weight, bias = x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
-        with _undisturbed(recipe, x):
+        with torch.autocast(x.device.type, enabled=False):
             y = _FUNCTIONS[recipe.like](self, x, None, weight, bias, eps, activation).to(dtype)
         return y if residual is None else (y, total)
-
-
-def _undisturbed(recipe: Norm, x: Tensor) -> Any:
-    """Without autocast, where the class computes in dtypes of its own choice."""
-    if recipe.autocast or not torch.is_autocast_enabled(x.device.type):
-        return nullcontext()
-    return torch.autocast(x.device.type, enabled=False)
 
 
 def _shape(module: Any, x: Tensor, weight: Tensor | None) -> tuple[int, ...]:

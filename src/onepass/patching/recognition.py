@@ -41,7 +41,6 @@ OTHER = {
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where no attribute is the eps
 OFF = 2e-5  # what a trial may be off, relative to the largest value: rounding in float32, not another eps or formula
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _MODULE = {*vars(nn.Module()), "training"}  # what every module has
 
@@ -119,7 +118,8 @@ def _obstacle(module: nn.Module) -> str:
 
 def hooks_of(module: nn.Module) -> bool:
     """Whether someone watches what goes into a module, or comes out."""
-    return any(getattr(module, name, None) for name in _HOOKS)
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:

@@ -134,9 +134,14 @@ class _Rewriter(ast.NodeTransformer):
 
     def _decide(self, norm: ast.Call, beside: str, through: tuple[str, ...] = ()) -> str | None:
         """The activation to fuse with, "" for a sum; None to leave a place as it is."""
-        place = Place(ast.unparse(norm.func).split(".", 1)[1], beside, through)
+        place = Place(self._said(norm.func)[5:], beside, through)
         self.met.append(place)
         return None if self.fused is None else self.fused.get(place)
+
+    def _said(self, function: ast.expr) -> str:
+        """What is called, with "self" for whatever this function calls it."""
+        first, dot, rest = _chain(function).partition(".")
+        return f"self.{rest}" if dot and first == self.self else f"{first}{dot}{rest}"
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Statements that follow one another."""
@@ -222,13 +227,13 @@ class _Rewriter(ast.NodeTransformer):
         act = _acts(statement.value) if isinstance(statement, ast.Assign) and value else None
         if act is None or ast.unparse(act.args[0]) != value or (_target(statement) != value and self.loads[value] > 1):  # pyright: ignore[reportArgumentType]
             return None
-        return _chain(act.func) if _target(statement) else None
+        return self._said(act.func) if _target(statement) else None
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         act = _acts(node)
         if act is not None and self._is_norm(act.args[0]):
             norm: Any = act.args[0]
-            activation = self._decide(norm, _chain(act.func))
+            activation = self._decide(norm, self._said(act.func))
             if activation:
                 return self._fused(norm, act, activation)
         if self._is_norm(node) and _is_sum(node.args[0]) and self._decide(node, "+") is not None:
