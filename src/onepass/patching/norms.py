@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ class Norm:
     def find(self, module: nn.Module, source: Source) -> Any:
         return getattr(module, source) if isinstance(source, str) else source(module) if callable(source) else source
 
-    @cached_property
+    @property
     def rows(self) -> bool:
         """Whether it goes along the last dimensions; then a sum before it can be part of it."""
         return self.like in (ours.LayerNorm, ours.RMSNorm)
