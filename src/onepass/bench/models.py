@@ -209,7 +209,7 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[Child]]) -> list[R
             if args.out:  # after every model: a run that is cut short keeps what it has
                 record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], found))
     for found in results:  # last: a profiler stays, and slows the host down
-        child = children[next(entry for entry in children if entry.name == found["row"])][found["norms"] is not None]
+        child = children[next(entry for entry in children if entry.name == found["row"])][not found["provider"].endswith(BEFORE)]
         if "error" not in found:
             found["gpu_ms"] = child.call("busy", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)
     if args.out:

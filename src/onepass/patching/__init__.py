@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from .. import nn as ours
+from . import source
 from .blocks import Fusion, Norms
 from .blocks import fuse as _fuse
 from .classes import Recipe, Swapped, restore, swap, wrapped_since
@@ -37,6 +38,7 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
     """
     _check(model)
     survey = _survey(model, fuse, channels_last)
+    source.forget()
     changes = [] if dry_run else survey.changes
 
     def undo() -> None:

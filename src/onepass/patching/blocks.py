@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from .. import nn as ours
 from . import source
 from .classes import Swapped, made
-from .norms import ACTIVATIONS, Norm
+from .norms import ACTIVATIONS, Norm, unless_compiling
 from .recognition import activation_of, hooks_of
 from .source import Place
+
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Sequence:
         return (_Sequence,)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        return {}
+        return {"forward": unless_compiling(_Sequence._fused, original.forward)}
 
 
 class _Sequence(nn.Sequential):
     _recipe: Sequence
 
-    def forward(self, input: Any) -> Any:
+    def _fused(self, input: Any) -> Any:
         modules, at = list(self), 0
         fused = {norm: (act, name, cls) for norm, act, name, cls in self._recipe.fused}
         while at < len(modules):
@@ -75,7 +77,13 @@ class Block:
         return (_Block,)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        return {name: source.rewritten(getattr(original, name), dict(fused), dense) for name, fused, dense in self.methods}
+        """Compiled, a method is as it was unless it must keep layouts: there `graph.merge` does what is done here."""
+        made = {}
+        for name, fused, dense in self.methods:
+            before = getattr(original, name)
+            after = source.rewritten(before, dict(fused), dense)
+            made[name] = after if dense else unless_compiling(after, before)
+        return made
 
 
 class _Block(nn.Module):
@@ -84,13 +92,13 @@ class _Block(nn.Module):
     _recipe: Block
 
     def _activated(self, norm: Any, act: Any, name: str, x: Any) -> Any:
-        if act is None:
-            return norm(x, activation=name) if _fusable(norm) else ACTIVATIONS[name](norm(x))
+        if act is None or _compiling():
+            return norm(x, activation=name) if not _compiling() and _fusable(norm) else (act or ACTIVATIONS[name])(norm(x))
         fused = _fusable(norm) and (name, type(act)) in self._recipe.classes and not hooks_of(act)
         return norm(x, activation=name) if fused else act(norm(x))
 
     def _added(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
-        if isinstance(norm, Swapped) and not hooks_of(norm):
+        if not _compiling() and isinstance(norm, Swapped) and not hooks_of(norm):
             return norm(x, residual=residual)
         total = x + residual
         return norm(total), total

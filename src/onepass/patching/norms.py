@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -33,6 +34,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def unless_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that dynamo never sees: it traces, and guards, what was there before."""
+
+    @wraps(original)
+    def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) if _compiling() else method(self, *args, **kwargs)
+
+    return either
+
+
 @dataclass(frozen=True)
 class Norm:
     """How a module of another class is one of ours.
@@ -54,7 +65,10 @@ class Norm:
         return (_Direct,) if self.like in _FUNCTIONS else (_Running, self.like)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        return {"extra_repr": original.extra_repr}
+        """Compiled, all but norms of groups and channels are as they were: inductor's kernels are as fast, and take in neighbours."""
+        ours = _Normed._called
+        forward = ours if self.like in _COMPILED else unless_compiling(ours, original.forward)
+        return {"extra_repr": original.extra_repr, "forward": forward}
 
     def find(self, module: nn.Module, source: Source) -> Any:
         return getattr(module, source) if isinstance(source, str) else source(module) if callable(source) else source
@@ -65,13 +79,13 @@ class Norm:
         return self.like in (ours.LayerNorm, ours.RMSNorm)
 
 
-class _Called(nn.Module):
+class _Normed(nn.Module):
     """The call: one tensor, by position or by name. Anything else is for the original to answer, or to refuse."""
 
     _original: type[nn.Module]
     _recipe: Norm
 
-    def forward(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
+    def _called(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
         if not kwargs and len(args) == 1:
             x = args[0]
         elif not args and kwargs.keys() == {self._recipe.argument}:
@@ -100,14 +114,14 @@ class _Called(nn.Module):
 
 
 def _original_is_faster(recipe: Norm, x: Tensor) -> bool:
-    """Where the host's time decides, or inductor makes a kernel as fast as ours, and of the neighbours too: all but groups and channels."""
-    training = torch.is_grad_enabled() and x.requires_grad
+    """Where the host's time decides."""
     if _compiling():
-        return recipe.like not in _COMPILED or x.numel() < COMPILED
-    return training and recipe.rows and recipe.autocast and x.is_cuda and x.numel() < TRAINED_ROWS
+        return x.numel() < COMPILED
+    trained = recipe.rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
+    return trained and x.numel() < TRAINED_ROWS
 
 
-class _Running(_Called):
+class _Running(_Normed):
     """Norms that keep running statistics: the forward of ours, of which the made class is a subclass."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
@@ -115,7 +129,7 @@ class _Running(_Called):
         return self._recipe.like.forward(self, x, activation=activation)
 
 
-class _Direct(_Called):
+class _Direct(_Normed):
     """All others: the function, with what the recipe finds."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:

@@ -258,6 +258,12 @@ class _Rewriter(ast.NodeTransformer):
         return ast.copy_location(ast.Call(ast.Attribute(ast.Name(self.self, ast.Load()), method, ast.Load()), [*args], []), at)
 
 
+def forget() -> None:
+    """Let go of the files that were read: their trees are many small objects, through which the garbage collector goes again and again."""
+    _file.cache_clear()
+    _text.cache_clear()
+
+
 def keeps_layout(function: Callable[..., Any]) -> bool:
     """Whether `dense` would change a function."""
     text = _text(function)
