@@ -386,6 +386,20 @@ def test_as_a_context():
     assert isinstance(model[2], Swapped)  # another's patch
 
 
+def test_a_norm_that_acts_is_patched_once():
+    class Acting(nn.BatchNorm2d):
+        def __init__(self):
+            super().__init__(24)
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.act(super().forward(x))
+
+    model = nn.Sequential(Acting())
+    assert onepass.patch(model).counts == {"found": 1, "replaced": 1, "fused": 1, "left": 0, "already": 0}
+    assert onepass.patch(model).counts == {"found": 1, "replaced": 0, "fused": 0, "left": 0, "already": 1}
+
+
 def test_fusing_may_come_later():
     model = nn.Sequential(nn.GroupNorm(4, 24), nn.SiLU())
     assert onepass.patch(model, fuse=False).counts == {"found": 1, "replaced": 1, "fused": 0, "left": 0, "already": 0}

@@ -21,7 +21,7 @@ from .classes import Recipe, Swapped, restore, swap, wrapped_since
 from .layout import ChannelsLast, convert, convertible, revert
 from .norms import Norm
 from .recognition import recognize, register
-from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row
+from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row, counted
 
 __all__ = ["Report", "Row", "patch", "register", "unpatch"]
 
@@ -47,10 +47,14 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
             if vars(type(module)).get("_recipe") == recipe:
                 _restore(module)
 
-    for module, recipe in changes:
-        if isinstance(recipe, ChannelsLast):
-            convert(module)
-        swap(module, recipe)
+    try:
+        for module, recipe in changes:
+            swap(module, recipe)
+            if isinstance(recipe, ChannelsLast):
+                convert(module)
+    except Exception:
+        undo()
+        raise
     return Report(survey.rows, survey.notes, dry_run, undo)
 
 
@@ -104,7 +108,7 @@ def _survey(model: nn.Module, fuse: bool, channels_last: bool) -> _Survey:
     convolutions = [
         (module, ChannelsLast()) for _, module in modules if channels_last and convertible(module) and not isinstance(module, Swapped)
     ]
-    notes = [f"{len(convolutions)} convolutions channels-last"] if channels_last else []
+    notes = [f"{counted(len(convolutions), 'convolution')} channels-last"] if channels_last else []
     return _Survey(rows, [*swaps, *blocks, *convolutions], notes)  # pyright: ignore[reportArgumentType]
 
 
@@ -125,7 +129,7 @@ def _row(name: str, module: nn.Module, found: Norm | str | bool, fusions: list[F
         return Row(name, cls, LEFT, "", found)
     became = found.like.__name__ if isinstance(found, Norm) else cls
     fused = [fusion.what for fusion in fusions if not fusion.obstacle]
-    if isinstance(found, Norm) and found.activation:
+    if isinstance(found, Norm) and found.activation and _new(module, found):
         fused = [f"its {found.activation}", *fused]
     if fused:
         return Row(name, cls, FUSED, became, " and ".join(dict.fromkeys(fused)))

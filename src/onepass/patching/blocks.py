@@ -92,10 +92,10 @@ class _Block(nn.Module):
     _recipe: Block
 
     def _activated(self, norm: Any, act: Any, name: str, x: Any) -> Any:
-        if act is None or _compiling():
-            return norm(x, activation=name) if not _compiling() and _fusable(norm) else (act or ACTIVATIONS[name])(norm(x))
-        fused = _fusable(norm) and (name, type(act)) in self._recipe.classes and not hooks_of(act)
-        return norm(x, activation=name) if fused else act(norm(x))
+        same = act is None or ((name, type(act)) in self._recipe.classes and not hooks_of(act))
+        if not _compiling() and same and _fusable(norm):
+            return norm(x, activation=name)
+        return ACTIVATIONS[name](norm(x)) if act is None else act(norm(x))
 
     def _added(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         if not _compiling() and isinstance(norm, Swapped) and not hooks_of(norm):

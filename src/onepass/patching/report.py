@@ -63,7 +63,11 @@ class Report:
         found, replaced, fused, left, already = self.counts.values()
         would = " would be" if self.dry_run else ""
         before = f", {already} patched before" if already else ""
-        return f"{found} norms:{would} {replaced} replaced, {fused} of them fused; {left} left alone{before}"
+        return f"{counted(found, 'norm')}:{would} {replaced} replaced, {fused} of them fused; {left} left alone{before}"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
 
 
 def _said(row: Row) -> str:
