@@ -335,7 +335,7 @@ def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None
 
 
 def _known(packed: tuple[str, Sequence[int], float, float], x: Tensor, weight, bias, given: bool, track: bool, extras: Extras) -> Ready:
-    """As `_bound`, without binding what was bound before: of 570 µs of the host's time that leaves 85."""
+    """As `_bound`, without binding what was bound before: on a CPU that leaves 85 µs of 573."""
     words, sizes, *numbers = packed
     key = (
         words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
@@ -348,7 +348,7 @@ def _known(packed: tuple[str, Sequence[int], float, float], x: Tensor, weight, b
     return found
 
 
-# Defined by schema, not by torch.library.custom_op, whose checks of every call take three times as long as the call.
+# Defined by schema, not by torch.library.custom_op, which wraps and checks every call: a third of its time, by a profile on a CPU.
 _library = torch.library.Library("onepass", "FRAGMENT")
 
 
