@@ -30,6 +30,7 @@ class Device:
     no_team: str = ""  # why programs that wait for one another cannot run, or ""
     l2: int = 0  # bytes of the cache that all programs share
     no_ring: str = NO_RING  # why the kernel for Hopper cannot run, or ""
+    no_native: str = "C kernels are for the CPU"  # why they cannot run, or ""
 
 
 @cache
@@ -55,8 +56,16 @@ def describe(device: torch.device) -> Device:
             "" if nvidia and (properties.major, properties.minor) == (9, 0) else NO_RING,
         )
     if interpreted and device.type == "cpu":
-        return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing)
-    return Device(device.type)
+        return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing, no_native=_no_native())
+    return Device(device.type, no_native=_no_native()) if device.type == "cpu" else Device(device.type)
+
+
+def _no_native() -> str:
+    """What is known before they are compiled: what ONEPASS_CPU says."""
+    value = os.environ.get("ONEPASS_CPU", "")
+    if value not in ("", "off", "native"):
+        raise ValueError(f"ONEPASS_CPU={value!r}, expected off, native, or nothing")
+    return "ONEPASS_CPU=off" if value == "off" else ""
 
 
 def _no_team(device: torch.device, nvidia: bool) -> str:

@@ -103,6 +103,14 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
     return reasons
 
 
+def _native(problem: NormProblem, device: Device, direction: str) -> list[str]:
+    if device.no_native:
+        return [device.no_native]
+    if problem.x is None:
+        return [_no_view(problem)]
+    return ["C kernels compute in float32, and float64 asks for more"] if problem.acc == torch.float64 else []
+
+
 def _formula(problem: NormProblem, device: Device, direction: str) -> list[str]:
     return [] if problem.x is not None else [_no_view(problem)]
 
@@ -236,6 +244,7 @@ def _gpu(name: str, what: str, unsupported: Callable[[NormProblem, Device, str],
 
 # Of equal cost, the first runs.
 FAMILIES = (
+    Family("native", "C kernels, set by set or row by row, while they are in the cache", "cpu.native", _native, _torch_cost(0.5)),
     Family("aten", "torch's own kernel on the view", "cpu.aten", _aten, _torch_cost(1), aten_variant),
     _gpu("row", "programs keep whole sets, each one run: x is read once", _row, tiling.ROW),
     _gpu("tile", "programs keep whole sets and read across them: x is read once", _tile, tiling.TILE),

@@ -98,7 +98,8 @@ def _settled(problem: NormProblem, device: torch.device, options: Options) -> tu
         reason = settle(planned, problem, device) if settle else ""
         if not reason:
             return planned, described
-        described = replace(described, **{"no_ring" if planned.family == "ring" else "no_team": reason})
+        lacks = {"ring": "no_ring", "native": "no_native"}.get(planned.family, "no_team")
+        described = replace(described, **{lacks: reason})
 
 
 def _module(planned: Plan) -> Any:

@@ -1,0 +1,27 @@
+/* Work for several threads: tasks are numbered, and whoever is free takes the next. A task's result depends on its number alone. */
+#pragma once
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/* GOMP_parallel of the OpenMP runtime that torch has loaded: the same threads work for torch and for us. NULL: one thread. */
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+static Parallel openmp;
+
+typedef void (*Task)(void *job, int64_t number, void *scratch);
+typedef struct { Task task; void *job, *scratch; int64_t count, scratch_size; atomic_llong next, worker; } Loop;
+
+static void work(void *argument) {
+    Loop *loop = argument;
+    void *scratch = (char *)loop->scratch + atomic_fetch_add(&loop->worker, 1) * loop->scratch_size;
+    for (int64_t i; (i = atomic_fetch_add(&loop->next, 1)) < loop->count;) loop->task(loop->job, i, scratch);
+}
+
+/* `scratch` has `scratch_size` bytes for each thread. The whole team is asked for: to ask for fewer would end the others' threads. */
+static void each(Task task, void *job, int64_t count, int64_t threads, void *scratch, int64_t scratch_size) {
+    Loop loop = {task, job, scratch, count, scratch_size, 0, 0};
+    if (threads > 1 && count > 1 && openmp) openmp(work, &loop, (unsigned)threads, 0);
+    else work(&loop);
+}
+
+static inline int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }

@@ -1,0 +1,147 @@
+/* The row walk: set by set, each along its runs. */
+#pragma once
+#include "cells.h"
+#include "moments.h"
+
+enum { KEPT = 1 << 14 };   /* elements of a set whose x_hat and dz stay from the sums to dx */
+enum { OFTEN = 64 };       /* rows after which sums in float go to the cells */
+
+/* How a set is cut: runs into atoms, whose elements share what a kernel needs them to, those into blocks, and blocks are gathered in pieces. */
+typedef struct { int64_t atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
+
+static Blocks blocks_of(const Problem *p, int64_t atom) {
+    int64_t per_atom = pieces_of(atom, BLOCK), per_run = p->run / atom * per_atom, count = p->reps * per_run;
+    int64_t per_piece = larger(1, PIECE / smaller(atom, BLOCK));
+    return (Blocks){atom, per_atom, per_run, count, per_piece, pieces_of(count, per_piece)};
+}
+
+typedef struct { int64_t r, j0, n; } Block;
+
+static inline Block block_at(const Problem *p, const Blocks *cut, int64_t s, int64_t number) {
+    int64_t r = number / cut->per_run, within = number % cut->per_run;
+    int64_t start = within % cut->per_atom * BLOCK;
+    return (Block){r, s * p->run + within / cut->per_atom * cut->atom + start, smaller(BLOCK, cut->atom - start)};
+}
+
+typedef struct {
+    const Problem *p;
+    const Tensors *t;
+    Blocks cut;
+    int64_t first, sets, per_task;  /* the sets of this batch; of a task */
+    Moments *pieces;                /* of sets that are shared */
+    double *c1, *c2;                /* the same of a backward */
+    Cells *cells;
+    int64_t parts, array;           /* array: parameters vary along a block, so their sums are arrays */
+    int64_t keeps, shared;
+} Rows;
+
+typedef struct { Affine affine; float x[BLOCK], out[BLOCK]; } RowStrips;
+
+static const float *rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips *strips, Moments *taken) {
+    const Problem *p = rows->p;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
+    const float *x = NULL;
+    *taken = (Moments){0.0, 0.0, 0.0};
+    for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
+        Block block = block_at(p, &rows->cut, set % p->sets, number);
+        x = normalized(p, rows->t, set / p->sets, block.r, block.j0, block.n, 1, strips->x);
+        *taken = merged(*taken, moments_of(x, block.n, (int)p->centered), (int)p->centered);
+    }
+    return x;
+}
+
+static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Moments taken) {
+    double var = taken.m2 / taken.count;
+    t->mean[set] = (float)taken.mean;
+    t->rstd[set] = (float)(1.0 / sqrt(var + p->eps));
+    if (t->var) t->var[set] = (float)var;
+}
+
+static void normalize_strip(float *restrict out, const float *restrict x, float mean, float rstd, const float *restrict gain, const float *restrict term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * rstd * gain[i] + term[i]; /* (4), (5), (31) */
+}
+
+/* x: the block, if it is still at hand. */
+static void rows_apply(const Rows *rows, int64_t set, int64_t number, const float *x, RowStrips *strips) {
+    const Problem *p = rows->p;
+    const Tensors *t = rows->t;
+    int64_t o = set / p->sets;
+    Block block = block_at(p, &rows->cut, set % p->sets, number);
+    if (!x) x = normalized(p, t, o, block.r, block.j0, block.n, (int)p->given, strips->x);
+    int64_t at = dense(p, o, block.r, block.j0);
+    float *out = p->type == F32 ? (float *)t->y + at : strips->out;
+    affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+    normalize_strip(out, x, t->mean[set], t->rstd[set], strips->affine.gain, strips->affine.term, block.n);
+    activate(out, block.n, p->activation);
+    if (p->type != F32) store(t->y, at, out, block.n, p->type);
+}
+
+/* Whole sets: reduced and applied while they are in the cache. */
+static void rows_task(void *job, int64_t number, void *scratch) {
+    const Rows *rows = job;
+    RowStrips *strips = scratch;
+    int64_t end = smaller(rows->sets, (number + 1) * rows->per_task);
+    affine_start(&strips->affine);
+    for (int64_t set = number * rows->per_task; set < end; set++) {
+        const float *x = NULL;
+        if (!rows->p->given) {
+            Moments all = {0.0, 0.0, 0.0}, taken;
+            for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
+                x = rows_moments(rows, set, piece, strips, &taken);
+                all = merged(all, taken, (int)rows->p->centered);
+            }
+            set_statistics(rows->p, rows->t, set, all);
+        }
+        if (!rows->t->y) continue;
+        for (int64_t block = 0; block < rows->cut.count; block++) rows_apply(rows, set, block, rows->cut.count == 1 ? x : NULL, strips);
+    }
+}
+
+static void rows_reduce_task(void *job, int64_t number, void *scratch) {
+    const Rows *rows = job;
+    rows_moments(rows, rows->first + number / rows->cut.pieces, number % rows->cut.pieces, scratch, rows->pieces + number);
+}
+
+static void rows_apply_task(void *job, int64_t number, void *scratch) {
+    const Rows *rows = job;
+    RowStrips *strips = scratch;
+    int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
+    affine_start(&strips->affine);
+    for (int64_t block = piece * rows->cut.per_piece; block < end; block++) rows_apply(rows, set, block, NULL, strips);
+}
+
+/* Sets that are too large for a cache, or too few for the threads, are shared; so many at once that what was read is in a cache, still. */
+static int rows_shared(const Problem *p, int64_t most) {
+    int64_t size = p->reps * p->run, sets = p->outer * p->sets;
+    return size > most || (sets < 8 && size > PIECE / 4);
+}
+
+static int64_t batch_of(int64_t bytes) { return larger(1, (4 << 20) / larger(1, bytes)); }
+
+static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
+    Rows rows = {.p = p, .t = t, .cut = blocks_of(p, p->run), .sets = p->outer * p->sets};
+    int64_t size = p->reps * p->run, scratch = aligned(sizeof(RowStrips));
+    int shared = !p->given && rows_shared(p, 1 << 17);
+    int64_t batch = shared ? smaller(rows.sets, batch_of(size * size_of(p->type))) : 0;
+    char *memory = malloc((size_t)(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments)));
+    if (!memory) return 1;
+    rows.pieces = (Moments *)(memory + threads * scratch);
+    if (p->given && rows_shared(p, 1 << 17)) {
+        each(rows_apply_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
+    } else if (!shared) {
+        rows.per_task = larger(1, PART / size);
+        each(rows_task, &rows, pieces_of(rows.sets, rows.per_task), threads, memory, scratch);
+    } else for (; rows.first < rows.sets; rows.first += batch) {
+        int64_t sets = smaller(batch, rows.sets - rows.first);
+        each(rows_reduce_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
+        for (int64_t set = 0; set < sets; set++) {
+            Moments all = {0.0, 0.0, 0.0};
+            for (int64_t piece = 0; piece < rows.cut.pieces; piece++) all = merged(all, rows.pieces[set * rows.cut.pieces + piece], (int)p->centered);
+            set_statistics(p, t, rows.first + set, all);
+        }
+        if (t->y) each(rows_apply_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
+    }
+    free(memory);
+    return 0;
+}

@@ -1,0 +1,249 @@
+/* The backward of the row walk. */
+#pragma once
+#include "rows.h"
+
+typedef struct {
+    Affine affine;
+    float x[BLOCK], dy[BLOCK], x_hat[BLOCK], dz[BLOCK], out[BLOCK];
+    const Cells *cells;
+    float *a, *b;                       /* sums over rows whose parameters are the same, from column `low` of a row to `high` */
+    int64_t o, r, s, low, high, rows;
+    float *kept;                        /* dz of a set, where an activation made it */
+} BackStrips;
+
+/* x_hat of a block, (4), or from y, (36). */
+static void x_hat_of(float *restrict x_hat, const float *restrict x, float mean, float rstd, const Affine *affine, int64_t n, int from_y) {
+    const float *restrict gain = affine->gain, *restrict term = affine->term;
+    if (from_y) for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (x[i] - term[i]) / gain[i];
+    else for (int64_t i = 0; i < n; i++) x_hat[i] = (x[i] - mean) * rstd;
+}
+
+static void flush_rows(const Rows *rows, BackStrips *strips) {
+    if (strips->rows) {
+        int64_t n = strips->high - strips->low;
+        cells_add_columns(strips->cells, rows->p, rows->t, strips->o, strips->r, strips->s * rows->p->run + strips->low, n, strips->a, strips->b);
+        for (int64_t i = 0; i < n; i++) strips->a[i] = strips->b[i] = 0.0f;
+    }
+    strips->rows = 0;
+}
+
+static int same_parameters(const Map *m, const BackStrips *strips, int64_t o, int64_t r, int64_t s) {
+    return map_base(m, o, r) + s * m->c == map_base(m, strips->o, strips->r) + strips->s * m->c;
+}
+
+/* Add a block to the sums over rows. */
+static void add_to_rows(const Rows *rows, BackStrips *strips, int64_t o, int64_t s, Block block, const float *restrict x_hat, const float *restrict dz) {
+    const Problem *p = rows->p;
+    int64_t t = block.j0 - s * p->run;
+    int another = strips->o != o || strips->r != block.r || strips->s != s;
+    if (another && (strips->rows >= OFTEN || rows->shared || !same_parameters(&p->param, strips, o, block.r, s) ||
+                    !same_parameters(&p->modulation, strips, o, block.r, s)))
+        flush_rows(rows, strips);
+    if (!strips->rows) strips->low = strips->high = t;
+    if (another || !strips->rows) strips->rows++;
+    strips->o = o, strips->r = block.r, strips->s = s, strips->high = larger(strips->high, t + block.n);
+    float *restrict a = strips->a + t - strips->low, *restrict b = strips->b + t - strips->low;
+    for (int64_t i = 0; i < block.n; i++) a[i] += dz[i] * x_hat[i], b[i] += dz[i];
+}
+
+/* x_hat and dz of a block; kept: where dz stays, or NULL. */
+static const float *rows_gradient(const Rows *rows, int64_t set, Block block, BackStrips *strips, float *kept) {
+    const Problem *p = rows->p;
+    const Tensors *t = rows->t;
+    int64_t o = set / p->sets, at = dense(p, o, block.r, block.j0);
+    affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+    const float *x = normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x);
+    x_hat_of(strips->x_hat, x, t->mean ? t->mean[set] : 0.0f, t->rstd[set], &strips->affine, block.n, (int)p->from_y);
+    const float *dy = floats(t->dy, at, block.n, p->type, strips->dy);
+    if (!p->activation) return dy;
+    float *dz = kept ? kept : strips->dz;
+    through(dz, dy, strips->x_hat, strips->affine.gain, strips->affine.term, block.n, p->activation);
+    return dz;
+}
+
+/* The sums of a piece of a set: (6), (7) times n, and those of parameters. Returns dz of the last block. */
+static const float *rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2) {
+    const Problem *p = rows->p;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = set / p->sets, s = set % p->sets;
+    float *kept = strips->kept;
+    const float *dz = NULL;
+    *c1 = *c2 = 0.0;
+    for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
+        Block block = block_at(p, &rows->cut, s, number);
+        dz = rows_gradient(rows, set, block, strips, kept);
+        const float *restrict x_hat = strips->x_hat, *restrict gain = strips->affine.gain;
+        double one, two;
+        if (rows->array) {
+            SUMS(one, two, block.n, gain[i] * dz[i], gain[i] * dz[i] * x_hat[i]);
+            *c1 += one, *c2 += two;
+            if (strips->cells) add_to_rows(rows, strips, o, s, block, x_hat, dz);
+        } else {
+            SUMS(one, two, block.n, dz[i], dz[i] * x_hat[i]);
+            *c1 += gain[0] * one, *c2 += gain[0] * two; /* (41) */
+            if (strips->cells) {
+                int64_t param = map_index(&p->param, map_base(&p->param, o, block.r), p->run, block.j0);
+                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), two, one);
+            }
+        }
+        if (kept) kept += block.n;
+    }
+    return dz;
+}
+
+static void gradient_strip(float *restrict out, const float *restrict dz, const float *restrict x_hat, const float *restrict gain, float c1, float c2, float rstd, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1 - x_hat[i] * c2) * rstd; /* (8) */
+}
+
+/* dz: of the block, if it is still at hand with its x_hat. */
+static void rows_dx(const Rows *rows, int64_t set, int64_t number, float c1, float c2, const float *dz, const float *kept, BackStrips *strips) {
+    const Problem *p = rows->p;
+    const Tensors *t = rows->t;
+    int64_t o = set / p->sets;
+    Block block = block_at(p, &rows->cut, set % p->sets, number);
+    if (!dz && kept) {
+        affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+        const float *x = normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x);
+        x_hat_of(strips->x_hat, x, t->mean ? t->mean[set] : 0.0f, t->rstd[set], &strips->affine, block.n, (int)p->from_y);
+        dz = kept;
+    } else if (!dz) dz = rows_gradient(rows, set, block, strips, NULL);
+    int64_t at = dense(p, o, block.r, block.j0);
+    float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
+    gradient_strip(out, dz, strips->x_hat, strips->affine.gain, c1, c2, t->rstd[set], block.n);
+    if (t->dsum) {
+        const float *dsum = floats(t->dsum, at, block.n, p->type, strips->x);
+        for (int64_t i = 0; i < block.n; i++) out[i] += dsum[i];
+    }
+    if (p->type != F32) store(t->dx, at, out, block.n, p->type);
+}
+
+static void set_coefficients(const Problem *p, const Tensors *t, int64_t set, double c1, double c2) {
+    double count = (double)(p->reps * p->run);
+    t->c1[set] = p->given || !p->centered ? 0.0f : (float)(c1 / count);
+    t->c2[set] = p->given ? 0.0f : (float)(c2 / count);
+}
+
+static void strips_start(const Rows *rows, BackStrips *strips, const Cells *cells, int64_t across) {
+    affine_start(&strips->affine);
+    strips->rows = 0, strips->o = strips->r = strips->s = -1;
+    strips->cells = any_wanted(rows->t) ? cells : NULL;
+    strips->a = (float *)(strips + 1), strips->b = strips->a + across;
+    strips->kept = rows->keeps ? strips->b + across : NULL;
+    for (int64_t i = 0; i < 2 * across; i++) strips->a[i] = 0.0f;
+}
+
+static int64_t sums_across(const Rows *rows) { return rows->array ? smaller(rows->p->run, rows->cut.per_piece * BLOCK) : 0; }
+
+/* A part of all sets: sums and dx of each. */
+static void rows_part_task(void *job, int64_t part, void *scratch) {
+    const Rows *rows = job;
+    BackStrips *strips = scratch;
+    strips_start(rows, strips, rows->cells + part, sums_across(rows));
+    int64_t end = rows->sets * (part + 1) / rows->parts;
+    for (int64_t set = rows->sets * part / rows->parts; set < end; set++) {
+        double c1 = 0.0, c2 = 0.0, one, two;
+        const float *dz = NULL;
+        float *kept = strips->kept;
+        for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
+            dz = rows_sums(rows, set, piece, strips, &one, &two);
+            c1 += one, c2 += two;
+        }
+        set_coefficients(rows->p, rows->t, set, c1, c2);
+        if (!rows->t->dx) continue;
+        for (int64_t number = 0; number < rows->cut.count; number++) {
+            rows_dx(rows, set, number, rows->t->c1[set], rows->t->c2[set], rows->cut.count == 1 ? dz : NULL, kept, strips);
+            if (kept) kept += block_at(rows->p, &rows->cut, 0, number).n;
+        }
+    }
+    flush_rows(rows, strips);
+}
+
+/* Whether each piece of a shared set has parameters of its own, the same for all sets: then parts are pieces, and cells few. */
+static int pieces_apart(const Problem *p) {
+    return p->reps == 1 && p->sets == 1 && p->param.a == 0 && p->param.d && !p->scale && !p->shift;
+}
+
+/* The sums of a part of the pieces of a batch. */
+static void rows_sums_task(void *job, int64_t part, void *scratch) {
+    const Rows *rows = job;
+    BackStrips *strips = scratch;
+    int64_t pieces = rows->cut.pieces, start, end;
+    strips_start(rows, strips, rows->cells + part, sums_across(rows));
+    if (pieces_apart(rows->p)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
+    else start = rows->sets * pieces * part / rows->parts, end = rows->sets * pieces * (part + 1) / rows->parts;
+    for (int64_t number = start; number < end; number++) {
+        int64_t set = number / pieces, piece = number % pieces;
+        if (pieces_apart(rows->p)) set = number % rows->sets, piece = number / rows->sets;
+        rows_sums(rows, rows->first + set, piece, strips, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece);
+        flush_rows(rows, strips);
+    }
+}
+
+static void rows_dx_task(void *job, int64_t number, void *scratch) {
+    const Rows *rows = job;
+    BackStrips *strips = scratch;
+    int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
+    affine_start(&strips->affine);
+    for (int64_t block = piece * rows->cut.per_piece; block < end; block++)
+        rows_dx(rows, set, block, rows->t->c1[set], rows->t->c2[set], NULL, NULL, strips);
+}
+
+static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
+    int64_t from = start * cut->per_piece * BLOCK, to = smaller(p->run, end * cut->per_piece * BLOCK);
+    return (Range){from / p->param.channel_run * p->param.d, ((to - 1) / p->param.channel_run - from / p->param.channel_run) * p->param.d + 1};
+}
+
+/* How many columns share all their parameters, from one boundary to the next. */
+static int64_t atom_of(const Problem *p) {
+    int64_t atom = (p->weight || p->bias) && p->param.d ? p->param.channel_run : p->run;
+    int64_t other = (p->scale || p->shift) && p->modulation.d ? p->modulation.channel_run : p->run;
+    while (other) { int64_t rest = atom % other; atom = other, other = rest; }
+    return atom;
+}
+
+static int64_t parts_of(const Problem *p, const Tensors *t) {
+    Range ranges[2] = {{0, p->param.size}, {0, p->modulation.size}};
+    int64_t total = p->outer * p->reps * width(p), cells = larger(1, cells_size(t, ranges) / 8);
+    return larger(1, smaller(PARTS, smaller(total / PART, larger(2, total / (4 * cells)))));
+}
+
+/* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
+static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
+    int64_t atom = atom_of(p), size = p->reps * p->run;
+    Rows rows = {.p = p, .t = t, .sets = p->outer * p->sets, .array = atom < 64 && atom < p->run};
+    rows.cut = blocks_of(p, rows.array ? p->run : atom);
+    int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(p) && rows.array;
+    rows.keeps = p->activation && !shared && size <= KEPT && rows.cut.count > 1;
+    int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;
+    rows.parts = !sums ? 0 : apart ? smaller(PARTS, rows.cut.pieces) : smaller(parts_of(p, t), shared ? batch * rows.cut.pieces : all);
+    int64_t scratch = aligned((int64_t)sizeof(BackStrips) + 4 * (2 * sums_across(&rows) + (rows.keeps ? size : 0)));
+    Cells cells[PARTS];
+    int64_t bytes = 0, first[PARTS + 1];
+    for (int64_t part = 0; part < rows.parts; part++) {
+        int64_t start = shared ? 0 : all * part / rows.parts / p->sets, end = shared ? p->outer : (all * (part + 1) / rows.parts - 1) / p->sets + 1;
+        Range ranges[2] = {range_of(p, &p->param, start, end), range_of(p, &p->modulation, start, end)};
+        if (apart) ranges[0] = piece_range(p, &rows.cut, rows.cut.pieces * part / rows.parts, rows.cut.pieces * (part + 1) / rows.parts);
+        cells[part].range[0] = ranges[0], cells[part].range[1] = ranges[1];
+        first[part] = bytes, bytes += cells_size(t, ranges);
+    }
+    int64_t coefficients = shared && sums ? batch * rows.cut.pieces : 0;
+    char *memory = malloc((size_t)(threads * scratch + bytes + 16 * coefficients));
+    if (!memory) return 1;
+    char *at = memory + threads * scratch;
+    for (int64_t part = 0; part < rows.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));
+    rows.cells = cells, rows.c1 = (double *)(at + bytes), rows.c2 = rows.c1 + coefficients;
+    if (!shared) each(rows_part_task, &rows, rows.parts, threads, memory, scratch);
+    else for (; rows.first < all; rows.first += batch) {
+        rows.sets = smaller(batch, all - rows.first), rows.shared = 1;
+        if (sums) each(rows_sums_task, &rows, rows.parts, threads, memory, scratch);
+        for (int64_t set = 0; sums && set < rows.sets; set++) {
+            double c1 = 0.0, c2 = 0.0;
+            for (int64_t i = set * rows.cut.pieces; i < (set + 1) * rows.cut.pieces; i++) c1 += rows.c1[i], c2 += rows.c2[i];
+            set_coefficients(p, t, rows.first + set, c1, c2);
+        }
+        if (t->dx) each(rows_dx_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
+    }
+    if (sums) cells_finish(p, t, cells, rows.parts, threads);
+    free(memory);
+    return 0;
+}

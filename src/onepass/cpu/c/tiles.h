@@ -1,0 +1,155 @@
+/* The tile walk: row by row, across the sets that lie side by side; what is summed over rows is an array of columns. */
+#pragma once
+#include "rows.h"
+
+enum { SPAN = BLOCK / 4 };         /* columns whose moments are taken together: ROWS such rows fit the first-level cache */
+enum { CACHED = 1 << 19 };         /* bytes that stay in the second-level cache between two passes */
+
+typedef struct {
+    const Problem *p;
+    const Tensors *t;
+    int64_t columns, chunks;       /* of a task that has whole sets; how many such tasks a sample has */
+    int64_t rows, pieces;          /* of a piece of a shared sample; how many there are */
+    int64_t first, samples;        /* of a batch of shared samples */
+    double *one, *two;             /* (sample, piece, column): mean and m2; in a backward the sums of wdy and wdy·x_hat */
+    Cells *cells;
+    int64_t parts, by_rows, keeps;
+} Tiles;
+
+typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], factor[BLOCK], strips[ROWS][SPAN]; } TileStrips;
+
+/* mean and m2 of columns j0 to j1 of rows r0 to r1. */
+static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2, TileStrips *strips) {
+    for (int64_t i = 0; i < j1 - j0; i++) mean[i] = m2[i] = 0.0;
+    for (int64_t j = j0; j < j1; j += SPAN) for (int64_t r = r0; r < r1; r += ROWS) {
+        int64_t n = smaller(SPAN, j1 - j), rows = smaller(ROWS, r1 - r);
+        const float *x[ROWS];
+        for (int64_t k = 0; k < rows; k++) x[k] = normalized(tiles->p, tiles->t, o, r + k, j, n, 1, strips->strips[k]);
+        merge_columns(mean + (j - j0), m2 + (j - j0), r - r0, x, rows, n, (int)tiles->p->centered);
+    }
+}
+
+/* The columns of a set, `count` rows each, taken together. */
+static Moments together(const double *mean, const double *m2, int64_t run, double count, int centered) {
+    double middle = 0.0, squares = 0.0;
+    for (int64_t t = 0; t < run; t++) middle += mean[t], squares += m2[t];
+    middle = middle / (double)run;
+    if (centered && run > 1) for (int64_t t = 0; t < run; t++) squares += count * (mean[t] - middle) * (mean[t] - middle);
+    return (Moments){count * (double)run, middle, squares};
+}
+
+static void normalize_columns(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict factor, const float *restrict term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean[i]) * factor[i] + term[i];
+}
+
+/* A statistic of the sets, for each of their columns. */
+static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
+    const float *of = stat + o * p->sets;
+    if (p->run == 1) memcpy(to, of + j0, (size_t)n * 4);
+    else for (int64_t j = j0; j < j0 + n;) {
+        int64_t s = j / p->run, end = smaller(j0 + n, (s + 1) * p->run);
+        for (; j < end; j++) to[j - j0] = of[s];
+    }
+}
+
+static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileStrips *strips) {
+    const Problem *p = tiles->p;
+    const Tensors *t = tiles->t;
+    affine_start(&strips->affine);
+    for (int64_t j = j0; j < j1; j += BLOCK) {
+        int64_t n = smaller(BLOCK, j1 - j);
+        int by_rows = p->param.b || p->modulation.b;
+        float *restrict factor = strips->factor, rstd[BLOCK];
+        columns_of(strips->mean, t->mean, p, o, j, n);
+        columns_of(rstd, t->rstd, p, o, j, n);
+        for (int64_t r = r0; r < r1; r++) {
+            const float *x = normalized(p, t, o, r, j, n, p->given, strips->x);
+            int64_t at = dense(p, o, r, j);
+            float *out = p->type == F32 ? (float *)t->y + at : strips->out;
+            if (by_rows || r == r0) {
+                affine_at(&strips->affine, p, t, o, r, j, n);
+                for (int64_t i = 0; i < n; i++) factor[i] = rstd[i] * strips->affine.gain[i];
+            }
+            normalize_columns(out, x, strips->mean, factor, strips->affine.term, n);
+            activate(out, n, p->activation);
+            if (p->type != F32) store(t->y, at, out, n, p->type);
+        }
+    }
+}
+
+/* Some whole sets of a sample: reduced and applied while they are in the cache. */
+static void tiles_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    const Problem *p = tiles->p;
+    TileStrips *strips = scratch;
+    double *mean = (double *)(strips + 1), *m2 = mean + tiles->columns;
+    int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
+    if (!p->given) {
+        columns_moments(tiles, o, 0, p->reps, j0, j1, mean, m2, strips);
+        for (int64_t j = 0; j < j1 - j0; j += p->run)
+            set_statistics(p, tiles->t, o * p->sets + (j0 + j) / p->run, together(mean + j, m2 + j, p->run, (double)p->reps, (int)p->centered));
+    }
+    if (tiles->t->y) tiles_apply(tiles, o, 0, p->reps, j0, j1, strips);
+}
+
+static void tiles_reduce_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t piece = number % tiles->pieces, r0 = piece * tiles->rows, at = number * width(tiles->p);
+    columns_moments(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), tiles->one + at, tiles->two + at, scratch);
+}
+
+/* The moments of some sets of a shared sample: pieces of columns, then columns of sets. */
+static void tiles_combine_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    const Problem *p = tiles->p;
+    int64_t o = number / p->sets, s = number % p->sets, w = width(p);
+    double *one = tiles->one + o * tiles->pieces * w + s * p->run, *two = tiles->two + o * tiles->pieces * w + s * p->run;
+    (void)scratch;
+    for (int64_t t = 0; t < p->run; t++) {
+        Moments all = {0.0, 0.0, 0.0};
+        for (int64_t piece = 0; piece < tiles->pieces; piece++) {
+            double rows = (double)(smaller(p->reps, (piece + 1) * tiles->rows) - piece * tiles->rows);
+            all = merged(all, (Moments){rows, one[piece * w + t], two[piece * w + t]}, (int)p->centered);
+        }
+        one[t] = all.mean, two[t] = all.m2;
+    }
+    set_statistics(p, tiles->t, (tiles->first + o) * p->sets + s, together(one, two, p->run, (double)p->reps, (int)p->centered));
+}
+
+static void tiles_apply_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t r0 = number % tiles->pieces * tiles->rows;
+    tiles_apply(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
+}
+
+/* How a tile walk is cut. Whole sets for a task, if their columns are as wide as two lines of memory and stay in a cache; otherwise samples are shared. */
+static int tiles_shared(Tiles *tiles, int64_t bytes) {
+    const Problem *p = tiles->p;
+    int64_t w = width(p), sets = larger(1, CACHED / larger(1, p->reps * p->run * bytes));
+    tiles->columns = smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
+    tiles->chunks = pieces_of(w, tiles->columns);
+    tiles->rows = larger(ROWS, PIECE / w / ROWS * ROWS), tiles->pieces = pieces_of(p->reps, tiles->rows);
+    if (tiles->columns * size_of(p->type) < 128 && tiles->columns < w) return 1;
+    return p->reps * tiles->columns * bytes > 2 * CACHED || (p->outer * tiles->chunks < 8 && p->reps * w > PIECE / 4 && tiles->pieces > 1);
+}
+
+static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
+    Tiles tiles = {.p = p, .t = t};
+    int shared = tiles_shared(&tiles, size_of(p->type));
+    int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(p->reps * w * size_of(p->type))) : 0, moments = p->given ? 0 : batch * tiles.pieces * w;
+    int64_t scratch = aligned((int64_t)sizeof(TileStrips) + (shared ? 0 : 16 * tiles.columns));
+    char *memory = malloc((size_t)(threads * scratch + 16 * moments));
+    if (!memory) return 1;
+    tiles.one = (double *)(memory + threads * scratch), tiles.two = tiles.one + moments;
+    if (!shared) each(tiles_task, &tiles, p->outer * tiles.chunks, threads, memory, scratch);
+    else for (; tiles.first < p->outer; tiles.first += batch) {
+        int64_t samples = smaller(batch, p->outer - tiles.first);
+        if (!p->given) {
+            each(tiles_reduce_task, &tiles, samples * tiles.pieces, threads, memory, scratch);
+            each(tiles_combine_task, &tiles, samples * p->sets, threads, memory, scratch);
+        }
+        if (t->y) each(tiles_apply_task, &tiles, samples * tiles.pieces, threads, memory, scratch);
+    }
+    free(memory);
+    return 0;
+}

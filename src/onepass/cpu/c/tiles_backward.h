@@ -1,0 +1,184 @@
+/* The backward of the tile walk. */
+#pragma once
+#include "rows_backward.h"
+#include "tiles.h"
+
+typedef struct {
+    Affine affine;
+    float x[BLOCK], dy[BLOCK], x_hat[BLOCK], dz[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], c1[BLOCK], c2[BLOCK], a[BLOCK], b[BLOCK];
+} TileBackStrips;
+
+/* Whether parameters vary from row to row; whether they are the same all along a row. */
+static int by_rows(const Problem *p) { return ((p->weight || p->bias) && p->param.b) || ((p->scale || p->shift) && p->modulation.b); }
+static int along(const Problem *p, const Map *m) { return (p->sets == 1 || !m->c) && !m->d; }
+static int row_constant(const Problem *p) { return (!(p->weight || p->bias) || along(p, &p->param)) && (!(p->scale || p->shift) || along(p, &p->modulation)); }
+
+static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, TileBackStrips *strips) {
+    affine_start(&strips->affine);
+    if (tiles->t->mean) columns_of(strips->mean, tiles->t->mean, tiles->p, o, j, n);
+    else memset(strips->mean, 0, (size_t)n * 4);
+    columns_of(strips->rstd, tiles->t->rstd, tiles->p, o, j, n);
+}
+
+/* x_hat and dz of a row. */
+static const float *tile_gradient(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
+    const Problem *p = tiles->p;
+    affine_at(&strips->affine, p, tiles->t, o, r, j, n);
+    const float *x = normalized(p, tiles->t, o, r, j, n, 0, strips->x);
+    const float *restrict mean = strips->mean, *restrict rstd = strips->rstd;
+    float *restrict x_hat = strips->x_hat;
+    if (p->from_y) x_hat_of(x_hat, x, 0.0f, 0.0f, &strips->affine, n, 1);
+    else for (int64_t i = 0; i < n; i++) x_hat[i] = (x[i] - mean[i]) * rstd[i];
+    const float *dy = floats(tiles->t->dy, dense(p, o, r, j), n, p->type, strips->dy);
+    if (!p->activation) return dy;
+    through(strips->dz, dy, x_hat, strips->affine.gain, strips->affine.term, n, p->activation);
+    return strips->dz;
+}
+
+static void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x_hat, int64_t n) {
+    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * x_hat[i], b[i] += dz[i];
+}
+
+/* The sums over rows r0 to r1 of wdy and wdy·x_hat, column by column, and those of parameters. */
+static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *one, double *two, TileBackStrips *strips) {
+    const Problem *p = tiles->p;
+    int vary = by_rows(p), constant = row_constant(p);
+    float *restrict a = strips->a, *restrict b = strips->b;
+    for (int64_t i = 0; i < j1 - j0; i++) one[i] = two[i] = 0.0;
+    for (int64_t j = j0; j < j1; j += BLOCK, one += BLOCK, two += BLOCK) {
+        int64_t n = smaller(BLOCK, j1 - j);
+        tile_start(tiles, o, j, n, strips);
+        for (int64_t i = 0; i < n; i++) a[i] = b[i] = 0.0f;
+        for (int64_t r = r0; r < r1; r++) {
+            const float *restrict dz = tile_gradient(tiles, o, r, j, n, strips), *restrict gain = strips->affine.gain, *restrict x_hat = strips->x_hat;
+            if (!vary) add_products(a, b, dz, x_hat, n);
+            else {
+                for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * x_hat[i], b[i] += gain[i] * dz[i];
+                if (cells && constant) {
+                    double sum_b, sum_a;
+                    SUMS(sum_b, sum_a, n, dz[i], dz[i] * x_hat[i]);
+                    cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sum_a, sum_b);
+                } else if (cells) {
+                    float *restrict each_a = strips->x, *restrict each_b = strips->out;
+                    for (int64_t i = 0; i < n; i++) each_a[i] = dz[i] * x_hat[i], each_b[i] = dz[i];
+                    cells_add_columns(cells, p, tiles->t, o, r, j, n, each_a, each_b);
+                }
+            }
+            if ((r - r0) % OFTEN == OFTEN - 1 || r == r1 - 1) {
+                if (cells && !vary) cells_add_columns(cells, p, tiles->t, o, r, j, n, a, b);
+                if (vary) for (int64_t i = 0; i < n; i++) one[i] += b[i], two[i] += a[i];
+                else for (int64_t i = 0; i < n; i++) one[i] += (double)gain[i] * b[i], two[i] += (double)gain[i] * a[i]; /* (41) */
+                for (int64_t i = 0; i < n; i++) a[i] = b[i] = 0.0f;
+            }
+        }
+    }
+}
+
+static void gradient_columns(float *restrict out, const float *restrict dz, const float *restrict gain, const TileBackStrips *strips, int64_t n) {
+    const float *restrict x_hat = strips->x_hat, *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
+    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1[i] - x_hat[i] * c2[i]) * rstd[i]; /* (8) */
+}
+
+static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBackStrips *strips) {
+    const Problem *p = tiles->p;
+    const Tensors *t = tiles->t;
+    for (int64_t j = j0; j < j1; j += BLOCK) {
+        int64_t n = smaller(BLOCK, j1 - j);
+        tile_start(tiles, o, j, n, strips);
+        columns_of(strips->c1, t->c1, p, o, j, n);
+        columns_of(strips->c2, t->c2, p, o, j, n);
+        for (int64_t r = r0; r < r1; r++) {
+            const float *dz = tile_gradient(tiles, o, r, j, n, strips);
+            int64_t at = dense(p, o, r, j);
+            float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
+            gradient_columns(out, dz, strips->affine.gain, strips, n);
+            if (t->dsum) {
+                const float *dsum = floats(t->dsum, at, n, p->type, strips->x);
+                for (int64_t i = 0; i < n; i++) out[i] += dsum[i];
+            }
+            if (p->type != F32) store(t->dx, at, out, n, p->type);
+        }
+    }
+}
+
+static void columns_coefficients(const Tiles *tiles, int64_t set, const double *one, const double *two) {
+    double c1 = 0.0, c2 = 0.0;
+    for (int64_t t = 0; t < tiles->p->run; t++) c1 += one[t], c2 += two[t];
+    set_coefficients(tiles->p, tiles->t, set, c1, c2);
+}
+
+/* A part of the tasks that have whole sets. */
+static void tiles_part_task(void *job, int64_t part, void *scratch) {
+    const Tiles *tiles = job;
+    const Problem *p = tiles->p;
+    TileBackStrips *strips = scratch;
+    double *one = (double *)(strips + 1), *two = one + tiles->columns;
+    int64_t all = p->outer * tiles->chunks, end = all * (part + 1) / tiles->parts;
+    for (int64_t number = all * part / tiles->parts; number < end; number++) {
+        int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
+        columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, o, 0, p->reps, j0, j1, one, two, strips);
+        for (int64_t j = 0; j < j1 - j0; j += p->run) columns_coefficients(tiles, o * p->sets + (j0 + j) / p->run, one + j, two + j);
+        if (tiles->t->dx) tiles_dx(tiles, o, 0, p->reps, j0, j1, strips);
+    }
+}
+
+/* The sums of a part of the pieces of a batch of samples. */
+static void tiles_sums_task(void *job, int64_t part, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t w = width(tiles->p), all = tiles->samples * tiles->pieces, end = all * (part + 1) / tiles->parts;
+    for (int64_t number = all * part / tiles->parts; number < end; number++) {
+        int64_t r0 = number % tiles->pieces * tiles->rows;
+        columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, tiles->first + number / tiles->pieces, r0,
+                     smaller(r0 + tiles->rows, tiles->p->reps), 0, w, tiles->one + number * w, tiles->two + number * w, scratch);
+    }
+}
+
+static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t w = width(tiles->p), run = tiles->p->run, o = number / tiles->p->sets, s = number % tiles->p->sets;
+    double *one = tiles->one + o * tiles->pieces * w + s * run, *two = tiles->two + o * tiles->pieces * w + s * run;
+    (void)scratch;
+    for (int64_t piece = 1; piece < tiles->pieces; piece++)
+        for (int64_t t = 0; t < run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
+    columns_coefficients(tiles, (tiles->first + o) * tiles->p->sets + s, one, two);
+}
+
+static void tiles_dx_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t r0 = number % tiles->pieces * tiles->rows;
+    tiles_dx(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
+}
+
+/* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
+static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
+    Tiles tiles = {.p = p, .t = t};
+    int shared = tiles_shared(&tiles, 2 * size_of(p->type)) || !sums;
+    int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(2 * p->reps * w * size_of(p->type))) : p->outer;
+    int64_t columns = shared && sums ? batch * tiles.pieces * w : 0, all = shared ? batch * tiles.pieces : p->outer * tiles.chunks;
+    int64_t scratch = aligned((int64_t)sizeof(TileBackStrips) + (shared ? 0 : 16 * tiles.columns));
+    tiles.parts = sums ? smaller(parts_of(p, t), all) : 0;
+    Cells cells[PARTS];
+    int64_t bytes = 0, first[PARTS];
+    for (int64_t part = 0; part < tiles.parts; part++) {
+        int64_t start = shared ? 0 : all * part / tiles.parts / tiles.chunks, end = shared ? p->outer : (all * (part + 1) / tiles.parts - 1) / tiles.chunks + 1;
+        cells[part].range[0] = range_of(p, &p->param, start, end), cells[part].range[1] = range_of(p, &p->modulation, start, end);
+        first[part] = bytes, bytes += cells_size(t, cells[part].range);
+    }
+    char *memory = malloc((size_t)(threads * scratch + bytes + 16 * columns));
+    if (!memory) return 1;
+    char *at = memory + threads * scratch;
+    for (int64_t part = 0; part < tiles.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));
+    tiles.cells = cells, tiles.one = (double *)(at + bytes), tiles.two = tiles.one + columns;
+    if (!shared) each(tiles_part_task, &tiles, tiles.parts, threads, memory, scratch);
+    else for (; tiles.first < p->outer; tiles.first += batch) {
+        tiles.samples = smaller(batch, p->outer - tiles.first);
+        if (sums) {
+            each(tiles_sums_task, &tiles, tiles.parts, threads, memory, scratch);
+            each(tiles_coefficients_task, &tiles, tiles.samples * p->sets, threads, memory, scratch);
+        }
+        if (t->dx) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+    }
+    if (sums) cells_finish(p, t, cells, tiles.parts, threads);
+    free(memory);
+    return 0;
+}

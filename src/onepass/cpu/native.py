@@ -1,0 +1,315 @@
+"""The native family: C kernels for the row and the tile walk, called by pointers.
+
+`build` compiles and loads them. The structures here are those of c/problem.h: a problem is packed once, the pointers of a call each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from ctypes import CDLL, c_char_p, c_int64, c_void_p
+from functools import cache
+from math import prod
+from struct import Struct
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..moments import Mix, Moments
+from ..plan import Plan
+from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
+from ..reference import Gradients, Needs, Result, mix
+from . import build
+
+TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+ACTIVATIONS = ("", "silu", "relu", "gelu", "gelu_tanh")
+SMALL = 1 << 15  # elements; fewer stay on one thread
+
+_pack_problem = Struct("@19q2d16q").pack
+_pack_tensors = Struct("@20P").pack
+
+
+class _Library(NamedTuple):
+    forward: Callable[..., int]
+    backward: Callable[..., int]
+    threads: Callable[[], int]  # how many may work
+    one_thread: str  # why no more than one may, or ""
+
+
+@cache
+def _library() -> _Library:
+    library = build.library()
+    forward, backward = library.onepass_forward, library.onepass_backward
+    forward.argtypes, backward.argtypes = [c_char_p, c_char_p, c_int64], [c_char_p, c_char_p, c_int64, c_int64]
+    parallel, reason = _openmp()
+    library.onepass_threads(parallel)
+    if reason:
+        return _Library(forward, backward, lambda: 1, reason)
+    return _Library(forward, backward, _threads, "")
+
+
+def _openmp() -> tuple[c_void_p, str]:
+    """GOMP_parallel of the OpenMP runtime that torch works with: its threads are ours, and there are never more than torch has."""
+    try:
+        return c_void_p.from_buffer(CDLL(None).GOMP_parallel), ""
+    except (AttributeError, OSError, TypeError):
+        return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
+
+
+_forked = False
+
+
+def _leave_threads() -> None:
+    global _forked
+    _forked = True  # the runtime's threads did not come along, and it would wait for them
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_threads)
+
+
+def _threads() -> int:
+    return 1 if _forked else torch.get_num_threads()
+
+
+def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
+    """Why the kernels cannot be used here, or "". They are compiled to know."""
+    try:
+        _library()
+    except build.Unavailable as reason:
+        if os.environ.get("ONEPASS_CPU") == "native":
+            raise RuntimeError(f"ONEPASS_CPU=native, but {reason}") from None
+        return str(reason)
+    return ""
+
+
+class _Map(NamedTuple):
+    every: int
+    period: int
+    a: int
+    b: int
+    c: int
+    channel_run: int
+    d: int
+    size: int
+
+    @staticmethod
+    def of(map_: ParamMap, size: int) -> _Map:
+        return _Map(map_.every, map_.period, map_.a, map_.b, map_.c, map_.channel_run, map_.d, size)
+
+
+class _Walk(NamedTuple):
+    """The view as the kernels walk it."""
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]  # of x
+    param: _Map
+    modulation: _Map
+    tile: bool
+    copies: bool  # x is laid out like y first
+
+
+SHORT = 64  # a run that is walked across rather than along
+
+
+def _walk(problem: NormProblem) -> _Walk:
+    x, p, m = problem.x, problem.param, problem.modulation
+    assert x is not None and p is not None and m is not None
+    (o, r, s, t), (xo, xr, xs, _) = x.sizes, x.strides
+    axes = problem.spec.factor(problem.shape)
+    maps = (
+        _Map.of(p, problem.param_size),
+        _Map.of(m, prod(axis.size for axis in axes if axis.modulation)),
+    )
+    copies = bool(problem.copied) or (r > 1 and t < SHORT and s > 1 and xs != t) or (r > 1 and s == 1 and t < SHORT and xr != t)
+    if copies:
+        xo, xr, xs = r * s * t, s * t, t
+    if s == 1 and r > 1 and xr == t:  # a set is one stretch of memory
+        flat = [_flat(map_, t) for map_ in maps]
+        if None not in flat:
+            return _Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
+    return _Walk((o, r, s, t), (xo, xr, xs), *maps, tile=r > 1 and t < SHORT, copies=copies)
+
+
+def _flat(map_: _Map, run: int) -> _Map | None:
+    """The map of rows of `run` that follow one another, seen as one row; None where it is not of the form (1)."""
+    if map_.b == 0 == map_.d:
+        return map_
+    if map_.d == 0:
+        return map_._replace(b=0, channel_run=run, d=map_.b)
+    if map_.b == run // map_.channel_run * map_.d:
+        return map_._replace(b=0)
+    return None
+
+
+class _Call:
+    """A problem as the kernels take it, and what its calls have in common."""
+
+    def __init__(self, problem: NormProblem) -> None:
+        self.problem, self.library = problem, _library()
+        self.walk = _walk(problem)
+        self.small = prod(problem.shape) < SMALL
+        self.count = self.walk.sizes[1] * self.walk.sizes[3]
+
+    def packed(self, given: bool, residual: bool) -> bytes:
+        problem, walk, spec = self.problem, self.walk, self.problem.spec
+        x, other = problem.addends if residual and problem.addends else (problem.dtype, None)
+        types = [TYPES[t] for t in (x, other, problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift)]
+        flags = ACTIVATIONS.index(spec.activation), spec.centered, given, problem.from_y, walk.tile
+        offset = spec.weight_offset if problem.weight else 0.0
+        return _pack_problem(*walk.sizes, *walk.strides, *types, *flags, spec.eps, offset, *walk.param, *walk.modulation)
+
+    def threads(self) -> int:
+        return 1 if self.small else self.library.threads()
+
+    def stat(self, stat: Tensor | None) -> Tensor | None:
+        """A statistic as (outer, sets)."""
+        if stat is None:
+            return None
+        _on_cpu(stat)
+        return laid_out(stat.to(torch.float32).reshape(self.problem.stat_shape), self.problem.stat_stride)
+
+    def new_stat(self) -> Tensor:
+        return torch.empty_strided(self.problem.stat_shape, self.problem.stat_stride, dtype=torch.float32)
+
+
+def _on_cpu(t: Tensor) -> None:
+    if not t.is_cpu:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found one on {t.device} and x on cpu")
+
+
+def _dense(t: Tensor | None) -> Tensor | None:
+    """A parameter as the kernels index it."""
+    if t is None:
+        return None
+    _on_cpu(t)
+    return t if t.is_contiguous() else t.contiguous()
+
+
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("onepass could not allocate its buffers")
+
+
+def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callable[..., Result]:
+    call, spec = _Call(problem), problem.spec
+    run, copies, track = call.library.forward, call.walk.copies, problem.track or bool(spec.mix)
+    plain, adding = call.packed(problem.given, False), call.packed(problem.given, True)
+    mixing = call.packed(True, False) if spec.mix else b""
+
+    def launch(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
+    ) -> Result:
+        packed, residual, total = plain, extras.residual, None
+        if residual is not None:
+            _on_cpu(residual)
+            total = torch.empty_strided(x.shape, problem.stride, dtype=problem.dtype)
+            if x.stride() == residual.stride() == problem.stride:
+                packed = adding
+            else:
+                x, residual = torch.add(x, residual, out=total), None
+        elif copies:
+            x = laid_out(x, problem.y_stride)
+        y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype)
+        if problem.given:
+            mean, var, rstd = call.stat(mean), call.stat(var), call.new_stat()
+        else:
+            mean, rstd = call.new_stat() if spec.centered else None, call.new_stat()
+            var = call.new_stat() if track else None
+        params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        operands, threads = _pointers(x, residual, *params), call.threads()
+        stats, outs = _pointers(mean, rstd, var), (y.data_ptr(), 0 if residual is None or total is None else total.data_ptr())
+        if not mixing:
+            _check(run(packed, _pack_tensors(*operands, *stats, *outs, *_NO_GRADIENTS), threads))
+            return Result(y, mean, rstd, var, total)
+        _check(run(packed, _pack_tensors(*operands, *stats, 0, outs[1], *_NO_GRADIENTS), threads))
+        mixed = _mixed(call, mean, var, extras)
+        stats = [laid_out(t, problem.stat_stride) for t in (mixed.mean, mixed.var)]
+        operands[0] = (x if residual is None else total).data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        pointers = stats[0].data_ptr(), rstd.data_ptr(), stats[1].data_ptr(), y.data_ptr(), 0
+        _check(run(mixing, _pack_tensors(operands[0], 0, *operands[2:], *pointers, *_NO_GRADIENTS), threads))
+        return Result(y, mean, rstd, var, total)
+
+    return launch
+
+
+_NO_GRADIENTS = (0,) * 9
+
+
+def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+    """y alone, where nothing must be copied, added, modulated or mixed: the call that must cost no more than torch's own."""
+    call = _Call(problem)
+    if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix:
+        return None
+    run, threads, small = call.library.forward, call.library.threads, call.small
+    packed, shape, stride, dtype = call.packed(False, False), problem.shape, problem.y_stride, problem.dtype
+    empty, pack = torch.empty_strided, _pack_tensors
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        y = empty(shape, stride, dtype=dtype)
+        w = b = 0
+        if weight is not None:
+            w = weight.data_ptr() if weight.is_cpu and weight.is_contiguous() else (weight := _dense(weight)).data_ptr()  # pyright: ignore
+        if bias is not None:
+            b = bias.data_ptr() if bias.is_cpu and bias.is_contiguous() else (bias := _dense(bias)).data_ptr()  # pyright: ignore
+        pointers = pack(x.data_ptr(), 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        if run(packed, pointers, 1 if small else threads()):
+            _check(1)
+        return y
+
+    return launch
+
+
+def _mixed(call: _Call, mean: Tensor | None, var: Tensor | None, extras: Extras) -> Mix:
+    assert mean is not None and var is not None
+    return mix(call.problem.spec, call.problem.shape, Moments(call.count, mean, var * call.count), extras)
+
+
+def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
+    call, spec = _Call(problem), problem.spec
+    run, packed = call.library.backward, call.packed(problem.given, False)
+
+    def launch(
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor | None,
+        rstd: Tensor,
+        needs: Sequence[bool],
+        extras: Extras = NONE,
+        var: Tensor | None = None,
+    ) -> Gradients:
+        needs, mixed = Needs(*needs), None
+        x = laid_out(x, problem.y_stride) if call.walk.copies else x
+        dy, dsum = laid_out(dy, problem.y_stride), extras.residual
+        dsum = None if dsum is None else laid_out(dsum.to(problem.dtype), problem.y_stride)
+        mean, own_rstd = call.stat(mean), call.stat(rstd)
+        if spec.mix:
+            mixed = _mixed(call, mean, call.stat(var), extras)
+            mean = laid_out(mixed.mean, problem.stat_stride)
+        params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        dx = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype) if needs.x else None
+        grads = [torch.empty(t.shape, dtype=t.dtype) if t is not None and n else None for t, n in zip(params, needs[1:5])]
+        operands, threads = (*_pointers(x, None, *params, mean, own_rstd), 0, 0, 0), call.threads()
+        into = _pointers(dy, dsum, dx, *grads)
+        if mixed is None:
+            _check(run(packed, _pack_tensors(*operands, *into, 0, 0), threads, 1))
+            return Gradients(dx, *grads)
+        c1, c2 = call.new_stat(), call.new_stat()
+        _check(run(packed, _pack_tensors(*operands, *into[:2], 0, *into[3:], c1.data_ptr(), c2.data_ptr()), threads, 1))
+        *cs, dmean_weight, dvar_weight = mixed.gradient(c1, c2, rstd)
+        if dx is not None:
+            cs = [laid_out(c, problem.stat_stride) for c in cs]
+            _check(run(packed, _pack_tensors(*operands, *into[:3], 0, 0, 0, 0, *_pointers(*cs)), threads, 0))
+        return Gradients(dx, *grads, dmean_weight, dvar_weight)
+
+    return launch
+
+
+adds = True  # the residual, in the kernel
