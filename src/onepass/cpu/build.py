@@ -28,7 +28,7 @@ except ImportError:  # Windows
 
 SOURCES = Path(__file__).parent / "c"
 # No fast-math: sums keep their order, infinities and NaN their meaning. Contraction makes a·b + c one rounding instead of two.
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=fast", "-w")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
 FOR_THIS_MACHINE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
 LIMIT = 120  # seconds
 

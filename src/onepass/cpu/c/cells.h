@@ -42,12 +42,16 @@ static void cells_start(Cells *cells, const Tensors *t, double *memory) {
 
 /* Add the sums a = Σ dz·x_hat and b = Σ dz of elements that share their parameters. (40) */
 static inline void cells_add(const Cells *cells, const Problem *p, const Tensors *t, int64_t param, int64_t modulation, double a, double b) {
-    double g = p->scale ? 1.0 + load_one(t->scale, modulation, p->scale) : 1.0;
-    double w = p->weight ? load_one(t->weight, param, p->weight) + p->offset : 1.0, bias = p->bias ? load_one(t->bias, param, p->bias) : 0.0;
+    double g = p->scale ? ((const float *)t->scale)[modulation] : 1.0, w = p->weight ? ((const float *)t->weight)[param] : 1.0;
+    double bias = p->bias ? ((const float *)t->bias)[param] : 0.0;
     if (cells->at[0]) cells->at[0][param] += g * a;
     if (cells->at[1]) cells->at[1][param] += g * b;
     if (cells->at[2]) cells->at[2][modulation] += w * a + bias * b;
     if (cells->at[3]) cells->at[3][modulation] += b;
+}
+
+LOOP void add_wide(double *restrict sum, const float *restrict x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
 /* How many columns, from j on, have the parameter of j. */
@@ -59,10 +63,9 @@ static inline int64_t shared_after(const Problem *p, const Map *m, int64_t j) {
 /* The same for columns j0 to j0 + n of a row. */
 static void cells_add_columns(const Cells *cells, const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n, const float *restrict a, const float *restrict b) {
     int64_t param = map_base(&p->param, o, r), modulation = map_base(&p->modulation, o, r);
-    if (!p->scale && !p->shift && is_linear(p, &p->param)) {
-        double *restrict weight = cells->at[0] ? cells->at[0] + param + j0 : NULL, *restrict bias = cells->at[1] ? cells->at[1] + param + j0 : NULL;
-        if (weight) for (int64_t i = 0; i < n; i++) weight[i] += a[i];
-        if (bias) for (int64_t i = 0; i < n; i++) bias[i] += b[i];
+    if (!modulated(p) && is_linear(p, &p->param)) {
+        if (cells->at[0]) add_wide(cells->at[0] + param + j0, a, n);
+        if (cells->at[1]) add_wide(cells->at[1] + param + j0, b, n);
     } else for (int64_t i = 0; i < n;) {
         int64_t j = j0 + i, end = smaller(n, i + smaller(shared_after(p, &p->param, j), shared_after(p, &p->modulation, j)));
         double sum_a = 0.0, sum_b = 0.0;

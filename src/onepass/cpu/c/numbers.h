@@ -9,6 +9,8 @@
 #include <arm_neon.h>
 #endif
 
+#define LOOP static __attribute__((noinline)) /* called, not inlined, so that the compiler believes `restrict` and vectorizes */
+
 enum { NONE, F32, BF16, F16 };                    /* types; NONE: there is no such tensor */
 enum { IDENTITY, SILU, RELU, GELU, GELU_TANH };   /* activations */
 
@@ -43,15 +45,15 @@ static inline uint16_t to_f16(float x) { /* to the nearest, ties to even */
     return (uint16_t)(sign | (rest > 0x7f800000u ? 0x7e00u : half));
 }
 
-static void load_bf16(float *restrict to, const uint16_t *restrict from, int64_t n) {
+LOOP void load_bf16(float *restrict to, const uint16_t *restrict from, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
 }
 
-static void store_bf16(uint16_t *restrict to, const float *restrict from, int64_t n) {
+LOOP void store_bf16(uint16_t *restrict to, const float *restrict from, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = to_bf16(from[i]);
 }
 
-static void load_f16(float *restrict to, const uint16_t *restrict from, int64_t n) {
+LOOP void load_f16(float *restrict to, const uint16_t *restrict from, int64_t n) {
     int64_t i = 0;
 #if defined(__F16C__)
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
@@ -61,7 +63,7 @@ static void load_f16(float *restrict to, const uint16_t *restrict from, int64_t 
     for (; i < n; i++) to[i] = from_f16(from[i]);
 }
 
-static void store_f16(uint16_t *restrict to, const float *restrict from, int64_t n) {
+LOOP void store_f16(uint16_t *restrict to, const float *restrict from, int64_t n) {
     int64_t i = 0;
 #if defined(__F16C__)
     for (; i + 8 <= n; i += 8) _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
@@ -83,9 +85,16 @@ static void store(void *to, int64_t at, const float *restrict from, int64_t n, i
     else memcpy((float *)to + at, from, (size_t)n * 4);
 }
 
-static inline float load_one(const void *from, int64_t at, int64_t type) {
-    if (type == BF16) return from_bf16(((const uint16_t *)from)[at]);
-    return type == F16 ? from_f16(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+LOOP void fill(float *restrict to, float value, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] = value;
+}
+
+LOOP void multiply(float *restrict x, const float *restrict by, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] *= by[i];
+}
+
+LOOP void add(float *restrict x, const float *restrict other, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] += other[i];
 }
 
 /* n numbers as floats: where they lie, or, of a half type, in `strip`. */
@@ -136,7 +145,7 @@ static inline float tanh_gate(float z, float *slope) {
     return sigmoid(z * (1.5957691216f + 0.0713548163f * square));
 }
 
-static void activate(float *restrict z, int64_t n, int64_t activation) {
+LOOP void activate(float *restrict z, int64_t n, int64_t activation) {
     float other;
     if (activation == SILU) for (int64_t i = 0; i < n; i++) z[i] = z[i] * sigmoid(z[i]);
     else if (activation == RELU) for (int64_t i = 0; i < n; i++) z[i] = z[i] < 0.0f ? 0.0f : z[i];
@@ -159,13 +168,19 @@ static inline float gelu_tanh_slope(float z) {
     return gate + z * gate * (1.0f - gate) * slope;
 }
 
-/* dz = dy·act'(z), (32), with z = x_hat·gain + term. */
-static void through(float *restrict dz, const float *restrict dy, const float *restrict x_hat, const float *restrict gain,
-                    const float *restrict term, int64_t n, int64_t activation) {
-#define SLOPE(slope) for (int64_t i = 0; i < n; i++) { float z = x_hat[i] * gain[i] + term[i]; dz[i] = slope; }
-    if (activation == SILU) SLOPE(dy[i] * silu_slope(z))
-    else if (activation == RELU) SLOPE(z > 0.0f || z != z ? dy[i] : 0.0f)
-    else if (activation == GELU) SLOPE(dy[i] * gelu_slope(z))
-    else SLOPE(dy[i] * gelu_tanh_slope(z))
-#undef SLOPE
+/* dz = dy·act'(z), (32), with z = x_hat·gain + term and x_hat = (x - mean)·rstd; mean and rstd are arrays where they vary. */
+#define SLOPES(z_)                                                                                            \
+    if (activation == SILU) for (int64_t i = 0; i < n; i++) { float z = z_; dz[i] = dy[i] * silu_slope(z); }  \
+    else if (activation == RELU) for (int64_t i = 0; i < n; i++) { float z = z_; dz[i] = z > 0.0f || z != z ? dy[i] : 0.0f; } \
+    else if (activation == GELU) for (int64_t i = 0; i < n; i++) { float z = z_; dz[i] = dy[i] * gelu_slope(z); } \
+    else for (int64_t i = 0; i < n; i++) { float z = z_; dz[i] = dy[i] * gelu_tanh_slope(z); }
+
+LOOP void through(float *restrict dz, const float *restrict dy, const float *restrict x, float mean, float rstd, const float *restrict gain,
+                  const float *restrict term, int64_t n, int64_t activation) {
+    SLOPES((x[i] - mean) * rstd * gain[i] + term[i])
+}
+
+LOOP void through_columns(float *restrict dz, const float *restrict dy, const float *restrict x, const float *restrict mean, const float *restrict rstd,
+                          const float *restrict gain, const float *restrict term, int64_t n, int64_t activation) {
+    SLOPES((x[i] - mean[i]) * rstd[i] * gain[i] + term[i])
 }

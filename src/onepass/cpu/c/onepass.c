@@ -1,33 +1,74 @@
 /* The CPU kernels of onepass, called by pointers from native.py. Equations cite docs/theory.md. */
-#include "rows_backward.h"
 #include "tiles_backward.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 
+enum { LARGE = 4 << 20 }; /* bytes */
+
 EXPORT void onepass_threads(Parallel parallel) { openmp = parallel; }
 
+/* The parameters as floats, with what is added to them: as they lie, or in new memory, which `memory` names. Returns 1 where that is short. */
+static int parameters(const Problem *p, Tensors *t, float **memory) {
+    const void **from[4] = {&t->weight, &t->bias, &t->scale, &t->shift};
+    int64_t types[4] = {p->weight, p->bias, p->scale, p->shift}, sizes[4] = {p->param.size, p->param.size, p->modulation.size, p->modulation.size};
+    float added[4] = {(float)p->offset, 0.0f, 1.0f, 0.0f};
+    int64_t total = 0;
+    for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) total += sizes[i];
+    *memory = total ? malloc((size_t)total * 4) : NULL;
+    if (total && !*memory) return 1;
+    float *to = *memory;
+    for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) {
+        load(to, *from[i], 0, sizes[i], types[i]);
+        if (added[i] != 0.0f) for (int64_t k = 0; k < sizes[i]; k++) to[k] += added[i];
+        *from[i] = to, to += sizes[i];
+    }
+    return 0;
+}
+
+/* A large new tensor in large pages, where the system has them for the asking: each page is a fault the first time. */
+static void in_large_pages(void *memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (memory && bytes >= LARGE) {
+        uintptr_t start = ((uintptr_t)memory + 4095) / 4096 * 4096, end = ((uintptr_t)memory + (uintptr_t)bytes) / 4096 * 4096;
+        madvise((void *)start, end - start, MADV_HUGEPAGE);
+    }
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
 /* Statistics and y; without y, the statistics alone. Returns 0, or 1 where memory is short. */
-EXPORT int onepass_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Tensors with = *t;
-    int64_t sets = p->outer * p->sets;
-    float *memory = malloc((size_t)sets * 8);
-    if (!memory) return 1;
-    if (!with.mean) with.mean = memory, memset(memory, 0, (size_t)sets * 4);
-    if (!with.rstd) with.rstd = memory + sets;
-    if (p->given) for (int64_t set = 0; set < sets; set++) with.rstd[set] = (float)(1.0 / sqrt(with.var[set] + p->eps));
-    int failed = p->tile ? tiles_forward(p, &with, threads) : rows_forward(p, &with, threads);
-    free(memory);
+EXPORT int onepass_forward(const Problem *p, const Tensors *given, int64_t threads) {
+    Tensors t = *given;
+    int64_t sets = p->outer * p->sets, bytes = sets * p->reps * p->run * size_of(p->type);
+    float *statistics = malloc((size_t)sets * 8), *params = NULL;
+    int failed = !statistics || parameters(p, &t, &params);
+    if (!failed) {
+        if (!t.mean) t.mean = statistics, fill(statistics, 0.0f, sets);
+        if (!t.rstd) t.rstd = statistics + sets;
+        if (p->given) for (int64_t set = 0; set < sets; set++) t.rstd[set] = (float)(1.0 / sqrt(t.var[set] + p->eps));
+        in_large_pages(t.y, bytes), in_large_pages(t.sum, bytes);
+        failed = p->tile ? tiles_forward(p, &t, threads) : rows_forward(p, &t, threads);
+    }
+    free(params), free(statistics);
     return failed;
 }
 
-/* The gradients that have a place in t. c1 and c2 are computed and kept where there is one; with dx alone wanted and `sums` 0, they are given. */
-EXPORT int onepass_backward(const Problem *p, const Tensors *t, int64_t threads, int64_t sums) {
-    Tensors with = *t;
+/* The gradients that have a place in t. c1 and c2 are kept where there is one; with `sums` 0 they are given, and dx alone is computed. */
+EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t threads, int64_t sums) {
+    Tensors t = *given;
     int64_t sets = p->outer * p->sets;
-    float *memory = malloc((size_t)sets * 8);
-    if (!memory) return 1;
-    if (!with.c1) with.c1 = memory, with.c2 = memory + sets;
-    int failed = p->tile ? tiles_backward(p, &with, threads, (int)sums) : rows_backward(p, &with, threads, (int)sums);
-    free(memory);
+    float *coefficients = malloc((size_t)sets * 8), *params = NULL;
+    int failed = !coefficients || parameters(p, &t, &params);
+    if (!failed) {
+        if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets;
+        in_large_pages(t.dx, sets * p->reps * p->run * size_of(p->type));
+        failed = p->tile ? tiles_backward(p, &t, threads, (int)sums) : rows_backward(p, &t, threads, (int)sums);
+    }
+    free(params), free(coefficients);
     return failed;
 }

@@ -27,12 +27,13 @@ typedef struct {
     const Problem *p;
     const Tensors *t;
     Blocks cut;
+    int alike;                      /* the elements of a block share their parameters */
     int64_t first, sets, per_task;  /* the sets of this batch; of a task */
     Moments *pieces;                /* of sets that are shared */
     double *c1, *c2;                /* the same of a backward */
     Cells *cells;
-    int64_t parts, array;           /* array: parameters vary along a block, so their sums are arrays */
-    int64_t keeps, shared;
+    int64_t parts;
+    int keeps, shared;
 } Rows;
 
 typedef struct { Affine affine; float x[BLOCK], out[BLOCK]; } RowStrips;
@@ -57,8 +58,12 @@ static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Mome
     if (t->var) t->var[set] = (float)var;
 }
 
-static void normalize_strip(float *restrict out, const float *restrict x, float mean, float rstd, const float *restrict gain, const float *restrict term, int64_t n) {
+LOOP void normalize_strip(float *restrict out, const float *restrict x, float mean, float rstd, const float *restrict gain, const float *restrict term, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * rstd * gain[i] + term[i]; /* (4), (5), (31) */
+}
+
+LOOP void normalize_alike(float *restrict out, const float *restrict x, float mean, float factor, float term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * factor + term;
 }
 
 /* x: the block, if it is still at hand. */
@@ -69,10 +74,16 @@ static void rows_apply(const Rows *rows, int64_t set, int64_t number, const floa
     Block block = block_at(p, &rows->cut, set % p->sets, number);
     if (!x) x = normalized(p, t, o, block.r, block.j0, block.n, (int)p->given, strips->x);
     int64_t at = dense(p, o, block.r, block.j0);
-    float *out = p->type == F32 ? (float *)t->y + at : strips->out;
-    affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
-    normalize_strip(out, x, t->mean[set], t->rstd[set], strips->affine.gain, strips->affine.term, block.n);
-    activate(out, block.n, p->activation);
+    float *out = p->type == F32 ? (float *)t->y + at : strips->out, mean = t->mean[set], rstd = t->rstd[set];
+    if (rows->alike) {
+        float gain, term;
+        constants_at(p, t, o, block.r, block.j0, &gain, &term);
+        normalize_alike(out, x, mean, rstd * gain, term, block.n);
+    } else {
+        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+        normalize_strip(out, x, mean, rstd, slot->gain, slot->term, block.n);
+    }
+    if (p->activation) activate(out, block.n, p->activation);
     if (p->type != F32) store(t->y, at, out, block.n, p->type);
 }
 
@@ -117,10 +128,16 @@ static int rows_shared(const Problem *p, int64_t most) {
     return size > most || (sets < 8 && size > PIECE / 4);
 }
 
+static Rows rows_of(const Problem *p, const Tensors *t) {
+    int64_t atom = atom_of(p);
+    int alike = atom >= 64 || atom == p->run;
+    return (Rows){.p = p, .t = t, .cut = blocks_of(p, alike ? atom : p->run), .alike = alike, .sets = p->outer * p->sets};
+}
+
 static int64_t batch_of(int64_t bytes) { return larger(1, (4 << 20) / larger(1, bytes)); }
 
 static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Rows rows = {.p = p, .t = t, .cut = blocks_of(p, p->run), .sets = p->outer * p->sets};
+    Rows rows = rows_of(p, t);
     int64_t size = p->reps * p->run, scratch = aligned(sizeof(RowStrips));
     int shared = !p->given && rows_shared(p, 1 << 17);
     int64_t batch = shared ? smaller(rows.sets, batch_of(size * size_of(p->type))) : 0;

@@ -4,18 +4,49 @@
 
 typedef struct {
     Affine affine;
-    float x[BLOCK], dy[BLOCK], x_hat[BLOCK], dz[BLOCK], out[BLOCK];
+    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK], gains[BLOCK], terms[BLOCK];
     const Cells *cells;
     float *a, *b;                       /* sums over rows whose parameters are the same, from column `low` of a row to `high` */
     int64_t o, r, s, low, high, rows;
     float *kept;                        /* dz of a set, where an activation made it */
 } BackStrips;
 
-/* x_hat of a block, (4), or from y, (36). */
-static void x_hat_of(float *restrict x_hat, const float *restrict x, float mean, float rstd, const Affine *affine, int64_t n, int from_y) {
-    const float *restrict gain = affine->gain, *restrict term = affine->term;
-    if (from_y) for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (x[i] - term[i]) / gain[i];
-    else for (int64_t i = 0; i < n; i++) x_hat[i] = (x[i] - mean) * rstd;
+/* A block of a backward: x_hat = (x - mean)·rstd, and dz. */
+typedef struct { const float *x, *dz, *gain; float mean, rstd; } Given;
+
+/* From y instead of x, (36). */
+LOOP void x_hat_from(float *restrict x_hat, const float *restrict y, const float *restrict gain, const float *restrict term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (y[i] - term[i]) / gain[i];
+}
+
+LOOP Pair sums_alike(const float *restrict x, float mean, float rstd, const float *restrict dz, int64_t n) { SUMS(dz[i], dz[i] * ((x[i] - mean) * rstd)) }
+
+LOOP Pair sums_weighted(const float *restrict x, float mean, float rstd, const float *restrict dz, const float *restrict gain, int64_t n) {
+    SUMS(gain[i] * dz[i], gain[i] * dz[i] * ((x[i] - mean) * rstd))
+}
+
+LOOP void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x, float mean, float rstd, int64_t n) {
+    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * ((x[i] - mean) * rstd), b[i] += dz[i];
+}
+
+/* (8) */
+LOOP void dx_alike(float *restrict out, Given g, float gain, float c1, float c2, float rstd, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz;
+    for (int64_t i = 0; i < n; i++) out[i] = (gain * dz[i] - c1 - (x[i] - g.mean) * g.rstd * c2) * rstd;
+}
+
+LOOP void dx_weighted(float *restrict out, Given g, float c1, float c2, float rstd, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict gain = g.gain;
+    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1 - (x[i] - g.mean) * g.rstd * c2) * rstd;
+}
+
+LOOP void dx_and_products(float *restrict out, float *restrict a, float *restrict b, Given g, float c1, float c2, float rstd, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict gain = g.gain;
+    for (int64_t i = 0; i < n; i++) {
+        float x_hat = (x[i] - g.mean) * g.rstd;
+        a[i] += dz[i] * x_hat, b[i] += dz[i];
+        out[i] = (gain[i] * dz[i] - c1 - x_hat * c2) * rstd;
+    }
 }
 
 static void flush_rows(const Rows *rows, BackStrips *strips) {
@@ -31,8 +62,8 @@ static int same_parameters(const Map *m, const BackStrips *strips, int64_t o, in
     return map_base(m, o, r) + s * m->c == map_base(m, strips->o, strips->r) + strips->s * m->c;
 }
 
-/* Add a block to the sums over rows. */
-static void add_to_rows(const Rows *rows, BackStrips *strips, int64_t o, int64_t s, Block block, const float *restrict x_hat, const float *restrict dz) {
+/* Where in the sums over rows a block belongs. */
+static int64_t place_in_rows(const Rows *rows, BackStrips *strips, int64_t o, int64_t s, Block block) {
     const Problem *p = rows->p;
     int64_t t = block.j0 - s * p->run;
     int another = strips->o != o || strips->r != block.r || strips->s != s;
@@ -42,77 +73,85 @@ static void add_to_rows(const Rows *rows, BackStrips *strips, int64_t o, int64_t
     if (!strips->rows) strips->low = strips->high = t;
     if (another || !strips->rows) strips->rows++;
     strips->o = o, strips->r = block.r, strips->s = s, strips->high = larger(strips->high, t + block.n);
-    float *restrict a = strips->a + t - strips->low, *restrict b = strips->b + t - strips->low;
-    for (int64_t i = 0; i < block.n; i++) a[i] += dz[i] * x_hat[i], b[i] += dz[i];
+    return t - strips->low;
 }
 
-/* x_hat and dz of a block; kept: where dz stays, or NULL. */
-static const float *rows_gradient(const Rows *rows, int64_t set, Block block, BackStrips *strips, float *kept) {
+/* made: dz as an earlier pass has made it, or NULL; into: where it is to stay. */
+static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *strips, const float *made, float *into) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
     int64_t o = set / p->sets, at = dense(p, o, block.r, block.j0);
-    affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
-    const float *x = normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x);
-    x_hat_of(strips->x_hat, x, t->mean ? t->mean[set] : 0.0f, t->rstd[set], &strips->affine, block.n, (int)p->from_y);
+    Given g = {normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x), made, NULL, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
+    const float *term = strips->terms;
+    if (rows->alike && (p->activation || p->from_y)) {
+        float one_gain, one_term;
+        constants_at(p, t, o, block.r, block.j0, &one_gain, &one_term);
+        fill(strips->gains, one_gain, block.n), fill(strips->terms, one_term, block.n);
+        g.gain = strips->gains;
+    } else if (!rows->alike) {
+        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+        g.gain = slot->gain, term = slot->term;
+    }
+    if (p->from_y) {
+        x_hat_from(strips->out, g.x, g.gain, term, block.n);
+        memcpy(strips->x, strips->out, (size_t)block.n * 4);
+        g.x = strips->x, g.mean = 0.0f, g.rstd = 1.0f;
+    }
+    if (made) return g;
     const float *dy = floats(t->dy, at, block.n, p->type, strips->dy);
-    if (!p->activation) return dy;
-    float *dz = kept ? kept : strips->dz;
-    through(dz, dy, strips->x_hat, strips->affine.gain, strips->affine.term, block.n, p->activation);
-    return dz;
+    if (p->activation) through(into, dy, g.x, g.mean, g.rstd, g.gain, term, block.n, p->activation);
+    g.dz = p->activation ? into : dy;
+    return g;
 }
 
-/* The sums of a piece of a set: (6), (7) times n, and those of parameters. Returns dz of the last block. */
-static const float *rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2) {
+/* The sums of a piece of a set: (6), (7) times n, and, where they are of a block or `all`, those of parameters. Returns the last block. */
+static Given rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2, int all) {
     const Problem *p = rows->p;
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = set / p->sets, s = set % p->sets;
-    float *kept = strips->kept;
-    const float *dz = NULL;
+    float *into = strips->kept ? strips->kept : strips->dz;
+    Given g = {0};
     *c1 = *c2 = 0.0;
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
         Block block = block_at(p, &rows->cut, s, number);
-        dz = rows_gradient(rows, set, block, strips, kept);
-        const float *restrict x_hat = strips->x_hat, *restrict gain = strips->affine.gain;
-        double one, two;
-        if (rows->array) {
-            SUMS(one, two, block.n, gain[i] * dz[i], gain[i] * dz[i] * x_hat[i]);
-            *c1 += one, *c2 += two;
-            if (strips->cells) add_to_rows(rows, strips, o, s, block, x_hat, dz);
-        } else {
-            SUMS(one, two, block.n, dz[i], dz[i] * x_hat[i]);
-            *c1 += gain[0] * one, *c2 += gain[0] * two; /* (41) */
+        g = rows_given(rows, set, block, strips, NULL, into);
+        if (rows->alike) {
+            float gain, term;
+            Pair sums = sums_alike(g.x, g.mean, g.rstd, g.dz, block.n);
+            constants_at(p, rows->t, o, block.r, block.j0, &gain, &term);
+            *c1 += gain * sums.one, *c2 += gain * sums.two; /* (41) */
             if (strips->cells) {
                 int64_t param = map_index(&p->param, map_base(&p->param, o, block.r), p->run, block.j0);
-                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), two, one);
+                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), sums.two, sums.one);
+            }
+        } else {
+            Pair sums = sums_weighted(g.x, g.mean, g.rstd, g.dz, g.gain, block.n);
+            *c1 += sums.one, *c2 += sums.two;
+            if (strips->cells && all) {
+                int64_t place = place_in_rows(rows, strips, o, s, block);
+                add_products(strips->a + place, strips->b + place, g.dz, g.x, g.mean, g.rstd, block.n);
             }
         }
-        if (kept) kept += block.n;
+        if (strips->kept) into += block.n;
     }
-    return dz;
+    return g;
 }
 
-static void gradient_strip(float *restrict out, const float *restrict dz, const float *restrict x_hat, const float *restrict gain, float c1, float c2, float rstd, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1 - x_hat[i] * c2) * rstd; /* (8) */
-}
-
-/* dz: of the block, if it is still at hand with its x_hat. */
-static void rows_dx(const Rows *rows, int64_t set, int64_t number, float c1, float c2, const float *dz, const float *kept, BackStrips *strips) {
+/* g: the block, if it is still at hand; sums: those of parameters are taken here, too. */
+static void rows_dx(const Rows *rows, int64_t set, Block block, const Given *at_hand, const float *made, BackStrips *strips, int sums) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = set / p->sets;
-    Block block = block_at(p, &rows->cut, set % p->sets, number);
-    if (!dz && kept) {
-        affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
-        const float *x = normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x);
-        x_hat_of(strips->x_hat, x, t->mean ? t->mean[set] : 0.0f, t->rstd[set], &strips->affine, block.n, (int)p->from_y);
-        dz = kept;
-    } else if (!dz) dz = rows_gradient(rows, set, block, strips, NULL);
-    int64_t at = dense(p, o, block.r, block.j0);
-    float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
-    gradient_strip(out, dz, strips->x_hat, strips->affine.gain, c1, c2, t->rstd[set], block.n);
-    if (t->dsum) {
-        const float *dsum = floats(t->dsum, at, block.n, p->type, strips->x);
-        for (int64_t i = 0; i < block.n; i++) out[i] += dsum[i];
-    }
+    int64_t o = set / p->sets, at = dense(p, o, block.r, block.j0);
+    Given g = at_hand ? *at_hand : rows_given(rows, set, block, strips, made, strips->dz);
+    float *out = p->type == F32 ? (float *)t->dx + at : strips->out, c1 = t->c1[set], c2 = t->c2[set], rstd = t->rstd[set];
+    if (rows->alike) {
+        float gain, term;
+        constants_at(p, t, o, block.r, block.j0, &gain, &term);
+        dx_alike(out, g, gain, c1, c2, rstd, block.n);
+    } else if (sums) {
+        int64_t place = place_in_rows(rows, strips, o, set % p->sets, block);
+        dx_and_products(out, strips->a + place, strips->b + place, g, c1, c2, rstd, block.n);
+    } else dx_weighted(out, g, c1, c2, rstd, block.n);
+    if (t->dsum) add(out, floats(t->dsum, at, block.n, p->type, strips->x), block.n);
     if (p->type != F32) store(t->dx, at, out, block.n, p->type);
 }
 
@@ -131,7 +170,7 @@ static void strips_start(const Rows *rows, BackStrips *strips, const Cells *cell
     for (int64_t i = 0; i < 2 * across; i++) strips->a[i] = 0.0f;
 }
 
-static int64_t sums_across(const Rows *rows) { return rows->array ? smaller(rows->p->run, rows->cut.per_piece * BLOCK) : 0; }
+static int64_t sums_across(const Rows *rows) { return !rows->alike ? smaller(rows->p->run, rows->cut.per_piece * BLOCK) : 0; }
 
 /* A part of all sets: sums and dx of each. */
 static void rows_part_task(void *job, int64_t part, void *scratch) {
@@ -139,27 +178,30 @@ static void rows_part_task(void *job, int64_t part, void *scratch) {
     BackStrips *strips = scratch;
     strips_start(rows, strips, rows->cells + part, sums_across(rows));
     int64_t end = rows->sets * (part + 1) / rows->parts;
+    int later = strips->cells && rows->t->dx; /* sums over rows are taken with dx */
     for (int64_t set = rows->sets * part / rows->parts; set < end; set++) {
         double c1 = 0.0, c2 = 0.0, one, two;
-        const float *dz = NULL;
-        float *kept = strips->kept;
+        const float *made = strips->kept;
+        Given g = {0};
         for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
-            dz = rows_sums(rows, set, piece, strips, &one, &two);
+            g = rows_sums(rows, set, piece, strips, &one, &two, !later);
             c1 += one, c2 += two;
         }
         set_coefficients(rows->p, rows->t, set, c1, c2);
         if (!rows->t->dx) continue;
         for (int64_t number = 0; number < rows->cut.count; number++) {
-            rows_dx(rows, set, number, rows->t->c1[set], rows->t->c2[set], rows->cut.count == 1 ? dz : NULL, kept, strips);
-            if (kept) kept += block_at(rows->p, &rows->cut, 0, number).n;
+            Block block = block_at(rows->p, &rows->cut, set % rows->p->sets, number);
+            rows_dx(rows, set, block, rows->cut.count == 1 ? &g : NULL, made, strips, later);
+            if (made) made += block.n;
         }
     }
     flush_rows(rows, strips);
 }
 
 /* Whether each piece of a shared set has parameters of its own, the same for all sets: then parts are pieces, and cells few. */
-static int pieces_apart(const Problem *p) {
-    return p->reps == 1 && p->sets == 1 && p->param.a == 0 && p->param.d && !p->scale && !p->shift;
+static int pieces_apart(const Rows *rows) {
+    const Problem *p = rows->p;
+    return !rows->alike && p->reps == 1 && p->sets == 1 && p->param.a == 0 && p->param.d && !modulated(p);
 }
 
 /* The sums of a part of the pieces of a batch. */
@@ -168,12 +210,12 @@ static void rows_sums_task(void *job, int64_t part, void *scratch) {
     BackStrips *strips = scratch;
     int64_t pieces = rows->cut.pieces, start, end;
     strips_start(rows, strips, rows->cells + part, sums_across(rows));
-    if (pieces_apart(rows->p)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
+    if (pieces_apart(rows)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
     else start = rows->sets * pieces * part / rows->parts, end = rows->sets * pieces * (part + 1) / rows->parts;
     for (int64_t number = start; number < end; number++) {
         int64_t set = number / pieces, piece = number % pieces;
-        if (pieces_apart(rows->p)) set = number % rows->sets, piece = number / rows->sets;
-        rows_sums(rows, rows->first + set, piece, strips, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece);
+        if (pieces_apart(rows)) set = number % rows->sets, piece = number / rows->sets;
+        rows_sums(rows, rows->first + set, piece, strips, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece, 1);
         flush_rows(rows, strips);
     }
 }
@@ -184,21 +226,13 @@ static void rows_dx_task(void *job, int64_t number, void *scratch) {
     int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
     affine_start(&strips->affine);
-    for (int64_t block = piece * rows->cut.per_piece; block < end; block++)
-        rows_dx(rows, set, block, rows->t->c1[set], rows->t->c2[set], NULL, NULL, strips);
+    for (int64_t number = piece * rows->cut.per_piece; number < end; number++)
+        rows_dx(rows, set, block_at(rows->p, &rows->cut, set % rows->p->sets, number), NULL, NULL, strips, 0);
 }
 
 static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
     int64_t from = start * cut->per_piece * BLOCK, to = smaller(p->run, end * cut->per_piece * BLOCK);
     return (Range){from / p->param.channel_run * p->param.d, ((to - 1) / p->param.channel_run - from / p->param.channel_run) * p->param.d + 1};
-}
-
-/* How many columns share all their parameters, from one boundary to the next. */
-static int64_t atom_of(const Problem *p) {
-    int64_t atom = (p->weight || p->bias) && p->param.d ? p->param.channel_run : p->run;
-    int64_t other = (p->scale || p->shift) && p->modulation.d ? p->modulation.channel_run : p->run;
-    while (other) { int64_t rest = atom % other; atom = other, other = rest; }
-    return atom;
 }
 
 static int64_t parts_of(const Problem *p, const Tensors *t) {
@@ -209,10 +243,9 @@ static int64_t parts_of(const Problem *p, const Tensors *t) {
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
 static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
-    int64_t atom = atom_of(p), size = p->reps * p->run;
-    Rows rows = {.p = p, .t = t, .sets = p->outer * p->sets, .array = atom < 64 && atom < p->run};
-    rows.cut = blocks_of(p, rows.array ? p->run : atom);
-    int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(p) && rows.array;
+    int64_t size = p->reps * p->run;
+    Rows rows = rows_of(p, t);
+    int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(&rows);
     rows.keeps = p->activation && !shared && size <= KEPT && rows.cut.count > 1;
     int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;
     rows.parts = !sums ? 0 : apart ? smaller(PARTS, rows.cut.pieces) : smaller(parts_of(p, t), shared ? batch * rows.cut.pieces : all);

@@ -2,7 +2,6 @@
 #pragma once
 #include "rows.h"
 
-enum { SPAN = BLOCK / 4 };         /* columns whose moments are taken together: ROWS such rows fit the first-level cache */
 enum { CACHED = 1 << 19 };         /* bytes that stay in the second-level cache between two passes */
 
 typedef struct {
@@ -16,7 +15,7 @@ typedef struct {
     int64_t parts, by_rows, keeps;
 } Tiles;
 
-typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], factor[BLOCK], strips[ROWS][SPAN]; } TileStrips;
+typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], factor[BLOCK], strips[ROWS][SPAN]; } TileStrips;
 
 /* mean and m2 of columns j0 to j1 of rows r0 to r1. */
 static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2, TileStrips *strips) {
@@ -38,7 +37,7 @@ static Moments together(const double *mean, const double *m2, int64_t run, doubl
     return (Moments){count * (double)run, middle, squares};
 }
 
-static void normalize_columns(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict factor, const float *restrict term, int64_t n) {
+LOOP void normalize_columns(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict factor, const float *restrict term, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean[i]) * factor[i] + term[i];
 }
 
@@ -52,26 +51,40 @@ static void columns_of(float *restrict to, const float *restrict stat, const Pro
     }
 }
 
+LOOP void normalize_columns_alike(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict rstd, float gain, float term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean[i]) * rstd[i] * gain + term;
+}
+
+/* Whether parameters vary from row to row; whether they are the same all along a row. */
+static int by_rows(const Problem *p) { return (affine(p) && p->param.b) || (modulated(p) && p->modulation.b); }
+static int row_alike(const Problem *p) { return (!affine(p) || is_constant(p, &p->param)) && (!modulated(p) || is_constant(p, &p->modulation)); }
+
 static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileStrips *strips) {
     const Problem *p = tiles->p;
     const Tensors *t = tiles->t;
+    int vary = by_rows(p), alike = row_alike(p);
     affine_start(&strips->affine);
     for (int64_t j = j0; j < j1; j += BLOCK) {
         int64_t n = smaller(BLOCK, j1 - j);
-        int by_rows = p->param.b || p->modulation.b;
-        float *restrict factor = strips->factor, rstd[BLOCK];
+        const Slot *slot = NULL;
         columns_of(strips->mean, t->mean, p, o, j, n);
-        columns_of(rstd, t->rstd, p, o, j, n);
+        columns_of(strips->rstd, t->rstd, p, o, j, n);
         for (int64_t r = r0; r < r1; r++) {
-            const float *x = normalized(p, t, o, r, j, n, p->given, strips->x);
+            const float *x = normalized(p, t, o, r, j, n, (int)p->given, strips->x);
             int64_t at = dense(p, o, r, j);
-            float *out = p->type == F32 ? (float *)t->y + at : strips->out;
-            if (by_rows || r == r0) {
-                affine_at(&strips->affine, p, t, o, r, j, n);
-                for (int64_t i = 0; i < n; i++) factor[i] = rstd[i] * strips->affine.gain[i];
+            float *out = p->type == F32 ? (float *)t->y + at : strips->out, gain, term;
+            if (alike) {
+                constants_at(p, t, o, r, j, &gain, &term);
+                normalize_columns_alike(out, x, strips->mean, strips->rstd, gain, term, n);
+            } else {
+                if (vary || !slot) {
+                    slot = affine_at(&strips->affine, p, t, o, r, j, n);
+                    memcpy(strips->factor, strips->rstd, (size_t)n * 4);
+                    multiply(strips->factor, slot->gain, n);
+                }
+                normalize_columns(out, x, strips->mean, strips->factor, slot->term, n);
             }
-            normalize_columns(out, x, strips->mean, factor, strips->affine.term, n);
-            activate(out, n, p->activation);
+            if (p->activation) activate(out, n, p->activation);
             if (p->type != F32) store(t->y, at, out, n, p->type);
         }
     }

@@ -5,97 +5,120 @@
 
 typedef struct {
     Affine affine;
-    float x[BLOCK], dy[BLOCK], x_hat[BLOCK], dz[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], c1[BLOCK], c2[BLOCK], a[BLOCK], b[BLOCK];
+    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], a[BLOCK], b[BLOCK];
+    float zeros[BLOCK], ones[BLOCK], c1[BLOCK], c2[BLOCK], of_dz[BLOCK], of_x[BLOCK], constant[BLOCK];
 } TileBackStrips;
 
-/* Whether parameters vary from row to row; whether they are the same all along a row. */
-static int by_rows(const Problem *p) { return ((p->weight || p->bias) && p->param.b) || ((p->scale || p->shift) && p->modulation.b); }
-static int along(const Problem *p, const Map *m) { return (p->sets == 1 || !m->c) && !m->d; }
-static int row_constant(const Problem *p) { return (!(p->weight || p->bias) || along(p, &p->param)) && (!(p->scale || p->shift) || along(p, &p->modulation)); }
+/* A row of a backward: x_hat = (x - mean)·rstd, and dz. */
+typedef struct { const float *x, *dz, *gain, *mean, *rstd; } GivenRow;
 
 static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, TileBackStrips *strips) {
     affine_start(&strips->affine);
+    fill(strips->zeros, 0.0f, n), fill(strips->ones, 1.0f, n);
     if (tiles->t->mean) columns_of(strips->mean, tiles->t->mean, tiles->p, o, j, n);
-    else memset(strips->mean, 0, (size_t)n * 4);
+    else fill(strips->mean, 0.0f, n);
     columns_of(strips->rstd, tiles->t->rstd, tiles->p, o, j, n);
 }
 
-/* x_hat and dz of a row. */
-static const float *tile_gradient(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
+static GivenRow tile_given(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
     const Problem *p = tiles->p;
-    affine_at(&strips->affine, p, tiles->t, o, r, j, n);
-    const float *x = normalized(p, tiles->t, o, r, j, n, 0, strips->x);
-    const float *restrict mean = strips->mean, *restrict rstd = strips->rstd;
-    float *restrict x_hat = strips->x_hat;
-    if (p->from_y) x_hat_of(x_hat, x, 0.0f, 0.0f, &strips->affine, n, 1);
-    else for (int64_t i = 0; i < n; i++) x_hat[i] = (x[i] - mean[i]) * rstd[i];
+    const Slot *slot = affine_at(&strips->affine, p, tiles->t, o, r, j, n);
     const float *dy = floats(tiles->t->dy, dense(p, o, r, j), n, p->type, strips->dy);
-    if (!p->activation) return dy;
-    through(strips->dz, dy, x_hat, strips->affine.gain, strips->affine.term, n, p->activation);
-    return strips->dz;
+    GivenRow g = {normalized(p, tiles->t, o, r, j, n, 0, strips->x), dy, slot->gain, strips->mean, strips->rstd};
+    if (p->from_y) {
+        x_hat_from(strips->out, g.x, slot->gain, slot->term, n);
+        memcpy(strips->x, strips->out, (size_t)n * 4);
+        g.x = strips->x, g.mean = strips->zeros, g.rstd = strips->ones;
+    }
+    if (p->activation) {
+        through_columns(strips->dz, dy, g.x, g.mean, g.rstd, g.gain, slot->term, n, p->activation);
+        g.dz = strips->dz;
+    }
+    return g;
 }
 
-static void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x_hat, int64_t n) {
-    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * x_hat[i], b[i] += dz[i];
+LOOP void add_columns(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
+    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += dz[i];
+}
+
+LOOP void add_columns_weighted(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd, *restrict gain = g.gain;
+    for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain[i] * dz[i];
+}
+
+LOOP Pair sums_row(GivenRow g, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
+    SUMS(dz[i], dz[i] * ((x[i] - mean[i]) * rstd[i]))
+}
+
+LOOP void products_row(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
+    for (int64_t i = 0; i < n; i++) a[i] = dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] = dz[i];
+}
+
+LOOP void add_weighted_wide(double *restrict sum, const float *restrict gain, const float *restrict x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += (double)gain[i] * x[i];
 }
 
 /* The sums over rows r0 to r1 of wdy and wdy·x_hat, column by column, and those of parameters. */
 static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *one, double *two, TileBackStrips *strips) {
     const Problem *p = tiles->p;
-    int vary = by_rows(p), constant = row_constant(p);
-    float *restrict a = strips->a, *restrict b = strips->b;
+    int vary = by_rows(p), alike = row_alike(p);
     for (int64_t i = 0; i < j1 - j0; i++) one[i] = two[i] = 0.0;
     for (int64_t j = j0; j < j1; j += BLOCK, one += BLOCK, two += BLOCK) {
         int64_t n = smaller(BLOCK, j1 - j);
         tile_start(tiles, o, j, n, strips);
-        for (int64_t i = 0; i < n; i++) a[i] = b[i] = 0.0f;
+        fill(strips->a, 0.0f, n), fill(strips->b, 0.0f, n);
         for (int64_t r = r0; r < r1; r++) {
-            const float *restrict dz = tile_gradient(tiles, o, r, j, n, strips), *restrict gain = strips->affine.gain, *restrict x_hat = strips->x_hat;
-            if (!vary) add_products(a, b, dz, x_hat, n);
-            else {
-                for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * x_hat[i], b[i] += gain[i] * dz[i];
-                if (cells && constant) {
-                    double sum_b, sum_a;
-                    SUMS(sum_b, sum_a, n, dz[i], dz[i] * x_hat[i]);
-                    cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sum_a, sum_b);
-                } else if (cells) {
-                    float *restrict each_a = strips->x, *restrict each_b = strips->out;
-                    for (int64_t i = 0; i < n; i++) each_a[i] = dz[i] * x_hat[i], each_b[i] = dz[i];
-                    cells_add_columns(cells, p, tiles->t, o, r, j, n, each_a, each_b);
-                }
+            GivenRow g = tile_given(tiles, o, r, j, n, strips);
+            if (!vary) add_columns(strips->a, strips->b, g, n);
+            else add_columns_weighted(strips->a, strips->b, g, n);
+            if (cells && vary && alike) {
+                Pair sums = sums_row(g, n);
+                cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sums.two, sums.one);
+            } else if (cells && vary) {
+                products_row(strips->of_x, strips->of_dz, g, n);
+                cells_add_columns(cells, p, tiles->t, o, r, j, n, strips->of_x, strips->of_dz);
             }
             if ((r - r0) % OFTEN == OFTEN - 1 || r == r1 - 1) {
-                if (cells && !vary) cells_add_columns(cells, p, tiles->t, o, r, j, n, a, b);
-                if (vary) for (int64_t i = 0; i < n; i++) one[i] += b[i], two[i] += a[i];
-                else for (int64_t i = 0; i < n; i++) one[i] += (double)gain[i] * b[i], two[i] += (double)gain[i] * a[i]; /* (41) */
-                for (int64_t i = 0; i < n; i++) a[i] = b[i] = 0.0f;
+                if (cells && !vary) cells_add_columns(cells, p, tiles->t, o, r, j, n, strips->a, strips->b);
+                add_weighted_wide(one, vary ? strips->ones : g.gain, strips->b, n); /* (41) */
+                add_weighted_wide(two, vary ? strips->ones : g.gain, strips->a, n);
+                fill(strips->a, 0.0f, n), fill(strips->b, 0.0f, n);
             }
         }
     }
 }
 
-static void gradient_columns(float *restrict out, const float *restrict dz, const float *restrict gain, const TileBackStrips *strips, int64_t n) {
-    const float *restrict x_hat = strips->x_hat, *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
-    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1[i] - x_hat[i] * c2[i]) * rstd[i]; /* (8) */
+/* (8) as of_dz·dz + of_x·(x - mean) + constant, column by column. */
+LOOP void dx_coefficients(TileBackStrips *restrict strips, GivenRow g, int64_t n) {
+    const float *restrict gain = g.gain, *restrict x_rstd = g.rstd, *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
+    float *restrict of_dz = strips->of_dz, *restrict of_x = strips->of_x, *restrict constant = strips->constant;
+    for (int64_t i = 0; i < n; i++) of_dz[i] = gain[i] * rstd[i], of_x[i] = -c2[i] * rstd[i] * x_rstd[i], constant[i] = -c1[i] * rstd[i];
+}
+
+LOOP void dx_columns(float *restrict out, GivenRow g, const float *restrict of_dz, const float *restrict of_x, const float *restrict constant, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean;
+    for (int64_t i = 0; i < n; i++) out[i] = of_dz[i] * dz[i] + (x[i] - mean[i]) * of_x[i] + constant[i];
 }
 
 static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBackStrips *strips) {
     const Problem *p = tiles->p;
     const Tensors *t = tiles->t;
+    int vary = by_rows(p);
     for (int64_t j = j0; j < j1; j += BLOCK) {
         int64_t n = smaller(BLOCK, j1 - j);
         tile_start(tiles, o, j, n, strips);
         columns_of(strips->c1, t->c1, p, o, j, n);
         columns_of(strips->c2, t->c2, p, o, j, n);
         for (int64_t r = r0; r < r1; r++) {
-            const float *dz = tile_gradient(tiles, o, r, j, n, strips);
+            GivenRow g = tile_given(tiles, o, r, j, n, strips);
             int64_t at = dense(p, o, r, j);
             float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
-            gradient_columns(out, dz, strips->affine.gain, strips, n);
-            if (t->dsum) {
-                const float *dsum = floats(t->dsum, at, n, p->type, strips->x);
-                for (int64_t i = 0; i < n; i++) out[i] += dsum[i];
-            }
+            if (vary || r == r0) dx_coefficients(strips, g, n);
+            dx_columns(out, g, strips->of_dz, strips->of_x, strips->constant, n);
+            if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->x), n);
             if (p->type != F32) store(t->dx, at, out, n, p->type);
         }
     }
