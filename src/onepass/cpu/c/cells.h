@@ -5,6 +5,7 @@
 #include "problem.h"
 
 enum { PARTS = 64, PART = 1 << 15 }; /* the most parts; the fewest elements of one */
+enum { OFTEN = 64 };                  /* rows after which sums in float go to the cells */
 
 typedef struct { int64_t start, count; } Range;
 typedef struct { Range range[2]; double *at[4]; } Cells; /* of parameters and modulation; weight, bias, scale, shift; NULL: not wanted */
@@ -31,7 +32,19 @@ static int64_t cells_size(const Tensors *t, const Range *range) {
     return aligned(count * 8);
 }
 
-/* `memory`: cells_size bytes; the ranges are there. */
+/* The ranges of a part that has the samples o0 to o1; returns how many bytes its cells need. */
+static int64_t cells_of(Cells *cells, const Problem *p, const Tensors *t, int64_t o0, int64_t o1) {
+    for (int k = 0; k < 2; k++) cells->range[k] = range_of(p, map_of(p, 2 * k), o0, o1);
+    return cells_size(t, cells->range);
+}
+
+static int64_t parts_of(const Problem *p, const Tensors *t) {
+    Range ranges[2] = {{0, p->param.size}, {0, p->modulation.size}};
+    int64_t total = p->outer * p->reps * width(p), cells = larger(1, cells_size(t, ranges) / 8);
+    return larger(1, smaller(PARTS, smaller(total / PART, larger(2, total / (4 * cells)))));
+}
+
+/* `memory`: so many bytes. */
 static void cells_start(Cells *cells, const Tensors *t, double *memory) {
     for (int which = 0; which < 4; which++) {
         Range range = cells->range[which / 2];

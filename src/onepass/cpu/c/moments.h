@@ -2,43 +2,61 @@
 #pragma once
 #include "numbers.h"
 
-enum { LANES = 32 };            /* sums that run side by side */
 enum { ROWS = 16, SPAN = 512 }; /* rows, and columns of them, whose moments are taken together: they fit the first-level cache */
 
 typedef struct { double count, mean, m2; } Moments; /* without centering, mean is 0 and m2 the sum of squares */
 typedef struct { double one, two; } Pair;
 
-static inline double across(float *lanes) {
-    for (int half = LANES / 2; half; half /= 2) for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
+/* Sums along memory. A compiler may not change the order of additions, so it is written out: four vectors of sums side by side, one for what they
+   leave, and single elements. Vectors are as gcc and clang know them on every machine. */
+#if defined(__AVX__)
+enum { VL = 8 };
+#else
+enum { VL = 4 };
+#endif
+typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+
+static inline float across(V v) {
+    float lanes[VL];
+    memcpy(lanes, &v, sizeof lanes);
+    for (int half = VL / 2; half; half /= 2) for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
     return lanes[0];
 }
 
-/* The sums over i < n of two terms. */
-#define SUMS(one_, two_)                                                                                          \
-    float lanes1[LANES] = {0}, lanes2[LANES] = {0};                                                               \
-    int64_t start = 0;                                                                                            \
-    for (; start + LANES <= n; start += LANES)                                                                    \
-        for (int l = 0; l < LANES; l++) { int64_t i = start + l; lanes1[l] += (one_); lanes2[l] += (two_); }      \
-    for (int l = 0; start + l < n; l++) { int64_t i = start + l; lanes1[l] += (one_); lanes2[l] += (two_); }      \
-    return (Pair){across(lanes1), across(lanes2)};
+/* The sums over i < n of two terms, each a macro of how an array is read at i: as a vector or as one element. */
+#define VECTOR(array) (*(const V *)((array) + i))
+#define SINGLE(array) ((array)[i])
+#define SUMS(first, second, FIRST, SECOND)                                                     \
+    float first, second;                                                                       \
+    do {                                                                                       \
+        V f[4] = {{0}}, s[4] = {{0}};                                                          \
+        int64_t i = 0;                                                                         \
+        while (i + 4 * VL <= n) for (int u = 0; u < 4; u++, i += VL) f[u] += FIRST(VECTOR), s[u] += SECOND(VECTOR); \
+        for (; i + VL <= n; i += VL) f[0] += FIRST(VECTOR), s[0] += SECOND(VECTOR);            \
+        first = across((f[0] + f[1]) + (f[2] + f[3])), second = across((s[0] + s[1]) + (s[2] + s[3])); \
+        for (; i < n; i++) first += FIRST(SINGLE), second += SECOND(SINGLE);                   \
+    } while (0)
 
-LOOP double sum_of(const float *restrict x, int64_t n) {
-    float lanes[LANES] = {0};
-    int64_t start = 0;
-    for (; start + LANES <= n; start += LANES) for (int l = 0; l < LANES; l++) lanes[l] += x[start + l];
-    for (int l = 0; start + l < n; l++) lanes[l] += x[start + l];
-    return across(lanes);
+static inline float sum_of(const float *restrict x, int64_t n) {
+    V sums[4] = {{0}};
+    int64_t i = 0;
+    while (i + 4 * VL <= n) for (int u = 0; u < 4; u++, i += VL) sums[u] += VECTOR(x);
+    for (; i + VL <= n; i += VL) sums[0] += VECTOR(x);
+    float sum = across((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    for (; i < n; i++) sum += x[i];
+    return sum;
 }
 
-LOOP Pair sums_about(const float *restrict x, float mean, int64_t n) { SUMS(x[i] - mean, (x[i] - mean) * (x[i] - mean)) }
+#define ABOUT(AT) (AT(x) - mean)
+#define SQUARE_ABOUT(AT) ((AT(x) - mean) * (AT(x) - mean))
 
 /* (2), (3). What the rounded mean left of the sum corrects both. */
-static Moments moments_of(const float *x, int64_t n, int centered) {
+LOOP Moments moments_of(const float *restrict x, int64_t n, int centered) {
     double count = (double)n;
-    float mean = centered ? (float)(sum_of(x, n) / count) : 0.0f;
-    Pair left = sums_about(x, mean, n);
-    if (!centered) return (Moments){count, 0.0, left.two};
-    return (Moments){count, mean + left.one / count, left.two - left.one * left.one / count};
+    float mean = centered ? sum_of(x, n) / (float)n : 0.0f;
+    SUMS(left, squares, ABOUT, SQUARE_ABOUT);
+    if (!centered) return (Moments){count, 0.0, squares};
+    return (Moments){count, mean + left / count, squares - left * left / count};
 }
 
 static inline Moments merged(Moments p, Moments q, int centered) { /* (14), (15) */

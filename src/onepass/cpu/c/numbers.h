@@ -17,6 +17,11 @@ enum { IDENTITY, SILU, RELU, GELU, GELU_TANH };   /* activations */
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t pieces_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/* a / b and a % b. Divisions of 64 bits take as long as a hundred other instructions; most divisors here are 1, and nearly all numbers small. */
+static inline int64_t over(int64_t a, int64_t b) { return b == 1 ? a : (uint64_t)(a | b) >> 32 ? a / b : (int64_t)((uint32_t)a / (uint32_t)b); }
+static inline int64_t rest(int64_t a, int64_t b) { return b == 1 ? 0 : (uint64_t)(a | b) >> 32 ? a % b : (int64_t)((uint32_t)a % (uint32_t)b); }
+
 static inline uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
 static inline float of_bits(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 static inline int64_t size_of(int64_t type) { return type == F32 ? 4 : 2; }
@@ -183,4 +188,9 @@ LOOP void through(float *restrict dz, const float *restrict dy, const float *res
 LOOP void through_columns(float *restrict dz, const float *restrict dy, const float *restrict x, const float *restrict mean, const float *restrict rstd,
                           const float *restrict gain, const float *restrict term, int64_t n, int64_t activation) {
     SLOPES((x[i] - mean[i]) * rstd[i] * gain[i] + term[i])
+}
+
+/* x_hat from y, (36). */
+LOOP void x_hat_from(float *restrict x_hat, const float *restrict y, const float *restrict gain, const float *restrict term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (y[i] - term[i]) / gain[i];
 }

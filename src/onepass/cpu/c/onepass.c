@@ -1,4 +1,5 @@
 /* The CPU kernels of onepass, called by pointers from native.py. Equations cite docs/theory.md. */
+#include "packs_backward.h"
 #include "tiles_backward.h"
 
 #if defined(__linux__)
@@ -52,7 +53,7 @@ EXPORT int onepass_forward(const Problem *p, const Tensors *given, int64_t threa
         if (!t.rstd) t.rstd = statistics + sets;
         if (p->given) for (int64_t set = 0; set < sets; set++) t.rstd[set] = (float)(1.0 / sqrt(t.var[set] + p->eps));
         in_large_pages(t.y, bytes), in_large_pages(t.sum, bytes);
-        failed = p->tile ? tiles_forward(p, &t, threads) : rows_forward(p, &t, threads);
+        failed = (p->tile ? tiles_forward : packs_fit(p) ? packs_forward : rows_forward)(p, &t, threads);
     }
     free(params), free(statistics);
     return failed;
@@ -67,7 +68,7 @@ EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t thre
     if (!failed) {
         if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets;
         in_large_pages(t.dx, sets * p->reps * p->run * size_of(p->type));
-        failed = p->tile ? tiles_backward(p, &t, threads, (int)sums) : rows_backward(p, &t, threads, (int)sums);
+        failed = (p->tile ? tiles_backward : packs_fit(p) ? packs_backward : rows_backward)(p, &t, threads, (int)sums);
     }
     free(params), free(coefficients);
     return failed;

@@ -27,10 +27,10 @@ typedef struct {
 
 static inline int64_t width(const Problem *p) { return p->sets * p->run; }
 static inline int64_t dense(const Problem *p, int64_t o, int64_t r, int64_t j) { return (o * p->reps + r) * width(p) + j; }
-static inline int64_t map_base(const Map *m, int64_t o, int64_t r) { return o / m->every % m->period * m->a + r * m->b; }
+static inline int64_t map_base(const Map *m, int64_t o, int64_t r) { return m->a ? rest(over(o, m->every), m->period) * m->a + r * m->b : r * m->b; }
 
 static inline int64_t map_index(const Map *m, int64_t base, int64_t run, int64_t j) {
-    return base + j / run * m->c + j % run / m->channel_run * m->d;
+    return base + (m->c ? over(j, run) * m->c : 0) + (m->d ? over(rest(j, run), m->channel_run) * m->d : 0);
 }
 
 /* Whether consecutive columns use consecutive parameters; whether all columns use the same. */
@@ -108,7 +108,7 @@ static int64_t atom_of(const Problem *p) {
 }
 
 static inline int64_t in_x(const Problem *p, int64_t o, int64_t r, int64_t j0) {
-    return o * p->xo + r * p->xr + (p->sets == 1 || p->xs == p->run ? j0 : j0 / p->run * p->xs + j0 % p->run);
+    return o * p->xo + r * p->xr + (p->sets == 1 || p->xs == p->run ? j0 : over(j0, p->run) * p->xs + rest(j0, p->run));
 }
 
 /* What is normalized, columns j0 to j0 + n of a row, as floats. The first time, a residual is added, and the sum rounded and written. */

@@ -3,8 +3,7 @@
 #include "cells.h"
 #include "moments.h"
 
-enum { KEPT = 1 << 14 };   /* elements of a set whose x_hat and dz stay from the sums to dx */
-enum { OFTEN = 64 };       /* rows after which sums in float go to the cells */
+enum { KEPT = 1 << 14 }; /* elements of a set whose x_hat and dz stay from the sums to dx */
 
 /* How a set is cut: runs into atoms, whose elements share what a kernel needs them to, those into blocks, and blocks are gathered in pieces. */
 typedef struct { int64_t atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
@@ -18,9 +17,9 @@ static Blocks blocks_of(const Problem *p, int64_t atom) {
 typedef struct { int64_t r, j0, n; } Block;
 
 static inline Block block_at(const Problem *p, const Blocks *cut, int64_t s, int64_t number) {
-    int64_t r = number / cut->per_run, within = number % cut->per_run;
-    int64_t start = within % cut->per_atom * BLOCK;
-    return (Block){r, s * p->run + within / cut->per_atom * cut->atom + start, smaller(BLOCK, cut->atom - start)};
+    int64_t r = over(number, cut->per_run), within = number - r * cut->per_run, atom = over(within, cut->per_atom);
+    int64_t start = (within - atom * cut->per_atom) * BLOCK;
+    return (Block){r, s * p->run + atom * cut->atom + start, smaller(BLOCK, cut->atom - start)};
 }
 
 typedef struct {
@@ -44,8 +43,8 @@ static const float *rows_moments(const Rows *rows, int64_t set, int64_t piece, R
     const float *x = NULL;
     *taken = (Moments){0.0, 0.0, 0.0};
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
-        Block block = block_at(p, &rows->cut, set % p->sets, number);
-        x = normalized(p, rows->t, set / p->sets, block.r, block.j0, block.n, 1, strips->x);
+        Block block = block_at(p, &rows->cut, rest(set, p->sets), number);
+        x = normalized(p, rows->t, over(set, p->sets), block.r, block.j0, block.n, 1, strips->x);
         *taken = merged(*taken, moments_of(x, block.n, (int)p->centered), (int)p->centered);
     }
     return x;
@@ -70,8 +69,8 @@ LOOP void normalize_alike(float *restrict out, const float *restrict x, float me
 static void rows_apply(const Rows *rows, int64_t set, int64_t number, const float *x, RowStrips *strips) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = set / p->sets;
-    Block block = block_at(p, &rows->cut, set % p->sets, number);
+    int64_t o = over(set, p->sets);
+    Block block = block_at(p, &rows->cut, rest(set, p->sets), number);
     if (!x) x = normalized(p, t, o, block.r, block.j0, block.n, (int)p->given, strips->x);
     int64_t at = dense(p, o, block.r, block.j0);
     float *out = p->type == F32 ? (float *)t->y + at : strips->out, mean = t->mean[set], rstd = t->rstd[set];

@@ -14,15 +14,19 @@ typedef struct {
 /* A block of a backward: x_hat = (x - mean)·rstd, and dz. */
 typedef struct { const float *x, *dz, *gain; float mean, rstd; } Given;
 
-/* From y instead of x, (36). */
-LOOP void x_hat_from(float *restrict x_hat, const float *restrict y, const float *restrict gain, const float *restrict term, int64_t n) {
-    for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (y[i] - term[i]) / gain[i];
+#define DZ(AT) AT(dz)
+#define DZ_X_HAT(AT) (AT(dz) * ((AT(x) - mean) * rstd))
+#define WDY(AT) (AT(gain) * AT(dz))
+#define WDY_X_HAT(AT) (AT(gain) * AT(dz) * ((AT(x) - mean) * rstd))
+
+LOOP Pair sums_alike(const float *restrict x, float mean, float rstd, const float *restrict dz, int64_t n) {
+    SUMS(one, two, DZ, DZ_X_HAT);
+    return (Pair){one, two};
 }
 
-LOOP Pair sums_alike(const float *restrict x, float mean, float rstd, const float *restrict dz, int64_t n) { SUMS(dz[i], dz[i] * ((x[i] - mean) * rstd)) }
-
 LOOP Pair sums_weighted(const float *restrict x, float mean, float rstd, const float *restrict dz, const float *restrict gain, int64_t n) {
-    SUMS(gain[i] * dz[i], gain[i] * dz[i] * ((x[i] - mean) * rstd))
+    SUMS(one, two, WDY, WDY_X_HAT);
+    return (Pair){one, two};
 }
 
 LOOP void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x, float mean, float rstd, int64_t n) {
@@ -80,7 +84,7 @@ static int64_t place_in_rows(const Rows *rows, BackStrips *strips, int64_t o, in
 static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *strips, const float *made, float *into) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = set / p->sets, at = dense(p, o, block.r, block.j0);
+    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0);
     Given g = {normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x), made, NULL, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
     const float *term = strips->terms;
     if (rows->alike && (p->activation || p->from_y)) {
@@ -107,7 +111,7 @@ static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *
 /* The sums of a piece of a set: (6), (7) times n, and, where they are of a block or `all`, those of parameters. Returns the last block. */
 static Given rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2, int all) {
     const Problem *p = rows->p;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = set / p->sets, s = set % p->sets;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = over(set, p->sets), s = rest(set, p->sets);
     float *into = strips->kept ? strips->kept : strips->dz;
     Given g = {0};
     *c1 = *c2 = 0.0;
@@ -140,7 +144,7 @@ static Given rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips 
 static void rows_dx(const Rows *rows, int64_t set, Block block, const Given *at_hand, const float *made, BackStrips *strips, int sums) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = set / p->sets, at = dense(p, o, block.r, block.j0);
+    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0);
     Given g = at_hand ? *at_hand : rows_given(rows, set, block, strips, made, strips->dz);
     float *out = p->type == F32 ? (float *)t->dx + at : strips->out, c1 = t->c1[set], c2 = t->c2[set], rstd = t->rstd[set];
     if (rows->alike) {
@@ -148,7 +152,7 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const Given *at_
         constants_at(p, t, o, block.r, block.j0, &gain, &term);
         dx_alike(out, g, gain, c1, c2, rstd, block.n);
     } else if (sums) {
-        int64_t place = place_in_rows(rows, strips, o, set % p->sets, block);
+        int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
         dx_and_products(out, strips->a + place, strips->b + place, g, c1, c2, rstd, block.n);
     } else dx_weighted(out, g, c1, c2, rstd, block.n);
     if (t->dsum) add(out, floats(t->dsum, at, block.n, p->type, strips->x), block.n);
@@ -190,7 +194,7 @@ static void rows_part_task(void *job, int64_t part, void *scratch) {
         set_coefficients(rows->p, rows->t, set, c1, c2);
         if (!rows->t->dx) continue;
         for (int64_t number = 0; number < rows->cut.count; number++) {
-            Block block = block_at(rows->p, &rows->cut, set % rows->p->sets, number);
+            Block block = block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number);
             rows_dx(rows, set, block, rows->cut.count == 1 ? &g : NULL, made, strips, later);
             if (made) made += block.n;
         }
@@ -227,18 +231,12 @@ static void rows_dx_task(void *job, int64_t number, void *scratch) {
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
     affine_start(&strips->affine);
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++)
-        rows_dx(rows, set, block_at(rows->p, &rows->cut, set % rows->p->sets, number), NULL, NULL, strips, 0);
+        rows_dx(rows, set, block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number), NULL, NULL, strips, 0);
 }
 
 static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
     int64_t from = start * cut->per_piece * BLOCK, to = smaller(p->run, end * cut->per_piece * BLOCK);
     return (Range){from / p->param.channel_run * p->param.d, ((to - 1) / p->param.channel_run - from / p->param.channel_run) * p->param.d + 1};
-}
-
-static int64_t parts_of(const Problem *p, const Tensors *t) {
-    Range ranges[2] = {{0, p->param.size}, {0, p->modulation.size}};
-    int64_t total = p->outer * p->reps * width(p), cells = larger(1, cells_size(t, ranges) / 8);
-    return larger(1, smaller(PARTS, smaller(total / PART, larger(2, total / (4 * cells)))));
 }
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
@@ -254,10 +252,12 @@ static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, in
     int64_t bytes = 0, first[PARTS + 1];
     for (int64_t part = 0; part < rows.parts; part++) {
         int64_t start = shared ? 0 : all * part / rows.parts / p->sets, end = shared ? p->outer : (all * (part + 1) / rows.parts - 1) / p->sets + 1;
-        Range ranges[2] = {range_of(p, &p->param, start, end), range_of(p, &p->modulation, start, end)};
-        if (apart) ranges[0] = piece_range(p, &rows.cut, rows.cut.pieces * part / rows.parts, rows.cut.pieces * (part + 1) / rows.parts);
-        cells[part].range[0] = ranges[0], cells[part].range[1] = ranges[1];
-        first[part] = bytes, bytes += cells_size(t, ranges);
+        int64_t size = cells_of(cells + part, p, t, start, end);
+        if (apart) {
+            cells[part].range[0] = piece_range(p, &rows.cut, rows.cut.pieces * part / rows.parts, rows.cut.pieces * (part + 1) / rows.parts);
+            size = cells_size(t, cells[part].range);
+        }
+        first[part] = bytes, bytes += size;
     }
     int64_t coefficients = shared && sums ? batch * rows.cut.pieces : 0;
     char *memory = malloc((size_t)(threads * scratch + bytes + 16 * coefficients));

@@ -47,9 +47,12 @@ LOOP void add_columns_weighted(float *restrict a, float *restrict b, GivenRow g,
     for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain[i] * dz[i];
 }
 
+#define DZ_X_HAT_COLUMN(AT) (AT(dz) * ((AT(x) - AT(mean)) * AT(rstd)))
+
 LOOP Pair sums_row(GivenRow g, int64_t n) {
     const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    SUMS(dz[i], dz[i] * ((x[i] - mean[i]) * rstd[i]))
+    SUMS(one, two, DZ, DZ_X_HAT_COLUMN);
+    return (Pair){one, two};
 }
 
 LOOP void products_row(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
@@ -184,8 +187,7 @@ static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, i
     int64_t bytes = 0, first[PARTS];
     for (int64_t part = 0; part < tiles.parts; part++) {
         int64_t start = shared ? 0 : all * part / tiles.parts / tiles.chunks, end = shared ? p->outer : (all * (part + 1) / tiles.parts - 1) / tiles.chunks + 1;
-        cells[part].range[0] = range_of(p, &p->param, start, end), cells[part].range[1] = range_of(p, &p->modulation, start, end);
-        first[part] = bytes, bytes += cells_size(t, cells[part].range);
+        first[part] = bytes, bytes += cells_of(cells + part, p, t, start, end);
     }
     char *memory = malloc((size_t)(threads * scratch + bytes + 16 * columns));
     if (!memory) return 1;

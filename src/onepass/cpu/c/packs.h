@@ -1,0 +1,112 @@
+/* The row walk where sets are short: several rows at a time, a pack, so that what each row costs beside its elements is shared. */
+#pragma once
+#include "cells.h"
+#include "moments.h"
+
+enum { SHORT = 1024, PACK = 4096, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
+
+typedef struct { const Problem *p; const Tensors *t; Cells *cells; int64_t parts, per_task; int sums; } Packs;
+
+/* Whether a problem is walked in packs: sets of one short run, whose elements find their parameters by t alone. */
+static int packs_fit(const Problem *p) {
+    int by_sets = p->sets > 1 && ((affine(p) && p->param.c) || (modulated(p) && p->modulation.c));
+    int by_samples = (affine(p) && p->param.a && p->param.every == 1) || (modulated(p) && p->modulation.a && p->modulation.every == 1);
+    return p->reps == 1 && p->run <= SHORT && !by_sets && !(by_samples && p->sets == 1);
+}
+
+/* Rows that follow one another evenly: those of a sample, or, where it has one, of samples that use the same parameters. */
+typedef struct { int64_t o, s, rows, at, in_x, step; } Pack;
+
+static Pack pack_at(const Problem *p, int64_t row, int64_t end) {
+    int64_t o = over(row, p->sets), s = row - o * p->sets, rows = smaller(smaller(MOST, larger(1, PACK / p->run)), end - row);
+    if (p->sets > 1) rows = smaller(rows, p->sets - s);
+    else {
+        if (affine(p) && p->param.a) rows = smaller(rows, (over(o, p->param.every) + 1) * p->param.every - o);
+        if (modulated(p) && p->modulation.a) rows = smaller(rows, (over(o, p->modulation.every) + 1) * p->modulation.every - o);
+    }
+    return (Pack){o, s, rows, row * p->run, o * p->xo + s * p->xs, p->sets > 1 ? p->xs : p->xo};
+}
+
+typedef struct { Affine affine; float x[PACK], other[PACK], dy[PACK], dz[PACK], mean[MOST], rstd[MOST], c1[MOST], c2[MOST], a[SHORT], b[SHORT]; } PackStrips;
+
+/* The rows of a pack as floats: where they lie, `*step` apart, or in `strip`. */
+static const float *pack_floats(const void *from, int64_t at, const Problem *p, const Pack *pack, int64_t *step, int64_t type, float *strip) {
+    if (type == F32) return (const float *)from + at;
+    if (*step == p->run) load(strip, from, at, pack->rows * p->run, type);
+    else for (int64_t k = 0; k < pack->rows; k++) load(strip + k * p->run, from, at + k * *step, p->run, type);
+    *step = p->run;
+    return strip;
+}
+
+static const float *pack_normalized(const Problem *p, const Tensors *t, const Pack *pack, int64_t *step, PackStrips *strips) {
+    int64_t n = pack->rows * p->run;
+    *step = pack->step;
+    if (!p->residual) return pack_floats(t->x, pack->in_x, p, pack, step, p->x, strips->x);
+    *step = p->run; /* x and residual are dense */
+    load(strips->x, t->x, pack->at, n, p->x);
+    add(strips->x, floats(t->residual, pack->at, n, p->residual, strips->other), n);
+    store(t->sum, pack->at, strips->x, n, p->type);
+    if (p->type != F32) load(strips->x, t->sum, pack->at, n, p->type);
+    return strips->x;
+}
+
+/* mean and variance of each row, (2), (3), as in moments_of. */
+LOOP void pack_moments(float *restrict means, float *restrict vars, const float *restrict all, int64_t step, int64_t rows, int64_t n, int centered) {
+    float each = 1.0f / (float)n;
+    for (int64_t k = 0; k < rows; k++) {
+        const float *restrict x = all + k * step;
+        float mean = centered ? sum_of(x, n) * each : 0.0f;
+        SUMS(left, squares, ABOUT, SQUARE_ABOUT);
+        means[k] = centered ? mean + left * each : 0.0f;
+        vars[k] = (centered ? squares - left * left * each : squares) * each;
+    }
+}
+
+LOOP void pack_rstd(float *restrict rstd, const float *restrict var, float eps, int64_t rows) {
+    for (int64_t k = 0; k < rows; k++) rstd[k] = 1.0f / sqrtf(var[k] + eps);
+}
+
+LOOP void pack_normalize(float *restrict y, const float *restrict all, int64_t step, const float *restrict mean, const float *restrict rstd, const float *restrict gain,
+                         const float *restrict term, int64_t rows, int64_t n) {
+    for (int64_t k = 0; k < rows; k++) {
+        const float *restrict x = all + k * step;
+        float *restrict out = y + k * n, m = mean[k], r = rstd[k];
+        for (int64_t i = 0; i < n; i++) out[i] = (x[i] - m) * r * gain[i] + term[i];
+    }
+}
+
+static void packs_task(void *job, int64_t number, void *scratch) {
+    const Packs *packs = job;
+    const Problem *p = packs->p;
+    const Tensors *t = packs->t;
+    PackStrips *strips = scratch;
+    int64_t end = smaller(p->outer * p->sets, (number + 1) * packs->per_task);
+    affine_start(&strips->affine);
+    for (int64_t row = number * packs->per_task; row < end;) {
+        Pack pack = pack_at(p, row, end);
+        int64_t step, n = pack.rows * p->run;
+        const float *x = pack_normalized(p, t, &pack, &step, strips);
+        float *mean = t->mean + row, *rstd = t->rstd + row, *var = t->var ? t->var + row : strips->c1;
+        if (!p->given) {
+            pack_moments(mean, var, x, step, pack.rows, p->run, (int)p->centered);
+            pack_rstd(rstd, var, (float)p->eps, pack.rows);
+        }
+        row += pack.rows;
+        if (!t->y) continue;
+        const Slot *slot = affine_at(&strips->affine, p, t, pack.o, 0, 0, p->run);
+        float *out = p->type == F32 ? (float *)t->y + pack.at : strips->other;
+        pack_normalize(out, x, step, mean, rstd, slot->gain, slot->term, pack.rows, p->run);
+        if (p->activation) activate(out, n, p->activation);
+        if (p->type != F32) store(t->y, pack.at, out, n, p->type);
+    }
+}
+
+static int packs_forward(const Problem *p, const Tensors *t, int64_t threads) {
+    Packs packs = {.p = p, .t = t, .per_task = larger(1, PART / p->run)};
+    int64_t scratch = aligned(sizeof(PackStrips));
+    char *memory = malloc((size_t)(threads * scratch));
+    if (!memory) return 1;
+    each(packs_task, &packs, pieces_of(p->outer * p->sets, packs.per_task), threads, memory, scratch);
+    free(memory);
+    return 0;
+}
