@@ -1,11 +1,11 @@
 /* Moments: of a strip along its elements, and of the columns of several rows; two passes each, in the first-level cache, and merges in double. */
 #pragma once
-#include "numbers.h"
+#include "problem.h"
 
 enum { ROWS = 16, SPAN = 512 }; /* rows, and columns of them, whose moments are taken together: they fit the first-level cache */
 
 typedef struct { double count, mean, m2; } Moments; /* without centering, mean is 0 and m2 the sum of squares */
-typedef struct { double one, two; } Pair;
+typedef struct { float one, two; } Pair;
 
 /* Sums along memory. A compiler may not change the order of additions, so it is written out: four vectors of sums side by side, one for what they
    leave, and single elements. Vectors are as gcc and clang know them on every machine. */
@@ -26,16 +26,17 @@ static inline float across(V v) {
 /* The sums over i < n of two terms, each a macro of how an array is read at i: as a vector or as one element. */
 #define VECTOR(array) (*(const V *)((array) + i))
 #define SINGLE(array) ((array)[i])
-#define SUMS(first, second, FIRST, SECOND)                                                     \
-    float first, second;                                                                       \
-    do {                                                                                       \
-        V f[4] = {{0}}, s[4] = {{0}};                                                          \
-        int64_t i = 0;                                                                         \
-        while (i + 4 * VL <= n) for (int u = 0; u < 4; u++, i += VL) f[u] += FIRST(VECTOR), s[u] += SECOND(VECTOR); \
-        for (; i + VL <= n; i += VL) f[0] += FIRST(VECTOR), s[0] += SECOND(VECTOR);            \
-        first = across((f[0] + f[1]) + (f[2] + f[3])), second = across((s[0] + s[1]) + (s[2] + s[3])); \
-        for (; i < n; i++) first += FIRST(SINGLE), second += SECOND(SINGLE);                   \
-    } while (0)
+#define SUMS(FIRST, SECOND)                                                                             \
+    Pair sums = {0.0f, 0.0f};                                                                           \
+    for (int64_t i = 0; i < n;) {                                                                       \
+        V f[4] = {{0}}, s[4] = {{0}};                                                                   \
+        int64_t end = smaller(n, i + BLOCK); /* so that no sum in float is long */                      \
+        while (i + 4 * VL <= end) for (int u = 0; u < 4; u++, i += VL) f[u] += FIRST(VECTOR), s[u] += SECOND(VECTOR); \
+        for (; i + VL <= end; i += VL) f[0] += FIRST(VECTOR), s[0] += SECOND(VECTOR);                   \
+        sums.one += across((f[0] + f[1]) + (f[2] + f[3])), sums.two += across((s[0] + s[1]) + (s[2] + s[3])); \
+        for (; i < end; i++) sums.one += FIRST(SINGLE), sums.two += SECOND(SINGLE);                     \
+    }                                                                                                   \
+    return sums;
 
 static inline float sum_of(const float *restrict x, int64_t n) {
     V sums[4] = {{0}};
@@ -50,13 +51,15 @@ static inline float sum_of(const float *restrict x, int64_t n) {
 #define ABOUT(AT) (AT(x) - mean)
 #define SQUARE_ABOUT(AT) ((AT(x) - mean) * (AT(x) - mean))
 
+static inline Pair sums_about(const float *restrict x, float mean, int64_t n) { SUMS(ABOUT, SQUARE_ABOUT) }
+
 /* (2), (3). What the rounded mean left of the sum corrects both. */
 LOOP Moments moments_of(const float *restrict x, int64_t n, int centered) {
     double count = (double)n;
     float mean = centered ? sum_of(x, n) / (float)n : 0.0f;
-    SUMS(left, squares, ABOUT, SQUARE_ABOUT);
-    if (!centered) return (Moments){count, 0.0, squares};
-    return (Moments){count, mean + left / count, squares - left * left / count};
+    Pair about = sums_about(x, mean, n);
+    if (!centered) return (Moments){count, 0.0, about.two};
+    return (Moments){count, mean + about.one / count, about.two - about.one * (about.one / count)};
 }
 
 static inline Moments merged(Moments p, Moments q, int centered) { /* (14), (15) */

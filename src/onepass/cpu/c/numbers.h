@@ -185,6 +185,11 @@ LOOP void through(float *restrict dz, const float *restrict dy, const float *res
     SLOPES((x[i] - mean) * rstd * gain[i] + term[i])
 }
 
+LOOP void through_alike(float *restrict dz, const float *restrict dy, const float *restrict x, float mean, float rstd, float gain, float term, int64_t n,
+                        int64_t activation) {
+    SLOPES((x[i] - mean) * rstd * gain + term)
+}
+
 LOOP void through_columns(float *restrict dz, const float *restrict dy, const float *restrict x, const float *restrict mean, const float *restrict rstd,
                           const float *restrict gain, const float *restrict term, int64_t n, int64_t activation) {
     SLOPES((x[i] - mean[i]) * rstd[i] * gain[i] + term[i])
@@ -193,4 +198,8 @@ LOOP void through_columns(float *restrict dz, const float *restrict dy, const fl
 /* x_hat from y, (36). */
 LOOP void x_hat_from(float *restrict x_hat, const float *restrict y, const float *restrict gain, const float *restrict term, int64_t n) {
     for (int64_t i = 0; i < n; i++) x_hat[i] = gain[i] == 0.0f ? NAN : (y[i] - term[i]) / gain[i];
+}
+
+LOOP void x_hat_from_alike(float *restrict x_hat, const float *restrict y, float gain, float term, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x_hat[i] = gain == 0.0f ? NAN : (y[i] - term) / gain;
 }

@@ -3,7 +3,7 @@
 #include "cells.h"
 #include "moments.h"
 
-enum { SHORT = 1024, PACK = 4096, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
+enum { SHORT = 4096, PACK = 4096, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
 
 typedef struct { const Problem *p; const Tensors *t; Cells *cells; int64_t parts, per_task; int sums; } Packs;
 
@@ -56,9 +56,9 @@ LOOP void pack_moments(float *restrict means, float *restrict vars, const float 
     for (int64_t k = 0; k < rows; k++) {
         const float *restrict x = all + k * step;
         float mean = centered ? sum_of(x, n) * each : 0.0f;
-        SUMS(left, squares, ABOUT, SQUARE_ABOUT);
-        means[k] = centered ? mean + left * each : 0.0f;
-        vars[k] = (centered ? squares - left * left * each : squares) * each;
+        Pair about = sums_about(x, mean, n);
+        means[k] = centered ? mean + about.one * each : 0.0f;
+        vars[k] = (centered ? about.two - about.one * about.one * each : about.two) * each;
     }
 }
 

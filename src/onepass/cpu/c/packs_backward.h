@@ -3,17 +3,14 @@
 #include "packs.h"
 #include "rows_backward.h"
 
-#define WDY_ABOUT(AT) (AT(gain) * AT(dz) * (AT(x) - mean))
-
 /* c1 and c2 of each row, (6), (7). */
 LOOP void pack_sums(float *restrict c1, float *restrict c2, const float *restrict all, int64_t step, const float *restrict means, const float *restrict rstd,
                     const float *restrict all_dz, const float *restrict gain, int64_t rows, int64_t n) {
     float each = 1.0f / (float)n;
     for (int64_t k = 0; k < rows; k++) {
         const float *restrict x = all + k * step, *restrict dz = all_dz + k * n;
-        float mean = means[k];
-        SUMS(one, two, WDY, WDY_ABOUT);
-        c1[k] = one * each, c2[k] = two * rstd[k] * each;
+        Pair sums = sums_weighted(x, means[k], 1.0f, dz, gain, n);
+        c1[k] = sums.one * each, c2[k] = sums.two * rstd[k] * each;
     }
 }
 

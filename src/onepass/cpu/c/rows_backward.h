@@ -4,7 +4,7 @@
 
 typedef struct {
     Affine affine;
-    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK], gains[BLOCK], terms[BLOCK];
+    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK];
     const Cells *cells;
     float *a, *b;                       /* sums over rows whose parameters are the same, from column `low` of a row to `high` */
     int64_t o, r, s, low, high, rows;
@@ -20,13 +20,11 @@ typedef struct { const float *x, *dz, *gain; float mean, rstd; } Given;
 #define WDY_X_HAT(AT) (AT(gain) * AT(dz) * ((AT(x) - mean) * rstd))
 
 LOOP Pair sums_alike(const float *restrict x, float mean, float rstd, const float *restrict dz, int64_t n) {
-    SUMS(one, two, DZ, DZ_X_HAT);
-    return (Pair){one, two};
+    SUMS(DZ, DZ_X_HAT)
 }
 
-LOOP Pair sums_weighted(const float *restrict x, float mean, float rstd, const float *restrict dz, const float *restrict gain, int64_t n) {
-    SUMS(one, two, WDY, WDY_X_HAT);
-    return (Pair){one, two};
+static inline Pair sums_weighted(const float *restrict x, float mean, float rstd, const float *restrict dz, const float *restrict gain, int64_t n) {
+    SUMS(WDY, WDY_X_HAT)
 }
 
 LOOP void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x, float mean, float rstd, int64_t n) {
@@ -86,25 +84,23 @@ static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *
     const Tensors *t = rows->t;
     int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0);
     Given g = {normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x), made, NULL, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
-    const float *term = strips->terms;
-    if (rows->alike && (p->activation || p->from_y)) {
-        float one_gain, one_term;
-        constants_at(p, t, o, block.r, block.j0, &one_gain, &one_term);
-        fill(strips->gains, one_gain, block.n), fill(strips->terms, one_term, block.n);
-        g.gain = strips->gains;
-    } else if (!rows->alike) {
+    const float *term = NULL, *dy = made ? NULL : floats(t->dy, at, block.n, p->type, strips->dy);
+    float one_gain = 1.0f, one_term = 0.0f;
+    if (rows->alike) constants_at(p, t, o, block.r, block.j0, &one_gain, &one_term);
+    else {
         const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
         g.gain = slot->gain, term = slot->term;
     }
     if (p->from_y) {
-        x_hat_from(strips->out, g.x, g.gain, term, block.n);
+        if (rows->alike) x_hat_from_alike(strips->out, g.x, one_gain, one_term, block.n);
+        else x_hat_from(strips->out, g.x, g.gain, term, block.n);
         memcpy(strips->x, strips->out, (size_t)block.n * 4);
         g.x = strips->x, g.mean = 0.0f, g.rstd = 1.0f;
     }
     if (made) return g;
-    const float *dy = floats(t->dy, at, block.n, p->type, strips->dy);
-    if (p->activation) through(into, dy, g.x, g.mean, g.rstd, g.gain, term, block.n, p->activation);
     g.dz = p->activation ? into : dy;
+    if (p->activation && rows->alike) through_alike(into, dy, g.x, g.mean, g.rstd, one_gain, one_term, block.n, p->activation);
+    else if (p->activation) through(into, dy, g.x, g.mean, g.rstd, g.gain, term, block.n, p->activation);
     return g;
 }
 

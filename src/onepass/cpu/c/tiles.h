@@ -2,7 +2,7 @@
 #pragma once
 #include "rows.h"
 
-enum { CACHED = 1 << 19 };         /* bytes that stay in the second-level cache between two passes */
+enum { CACHED = 1 << 19, NARROW = 1024 }; /* bytes that stay in the second-level cache between two passes; of a row, too few to be read apart */
 
 typedef struct {
     const Problem *p;
@@ -12,7 +12,8 @@ typedef struct {
     int64_t first, samples;        /* of a batch of shared samples */
     double *one, *two;             /* (sample, piece, column): mean and m2; in a backward the sums of wdy and wdy·x_hat */
     Cells *cells;
-    int64_t parts, by_rows, keeps;
+    int64_t parts;
+    int alike;                     /* all columns of a row share their parameters */
 } Tiles;
 
 typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], factor[BLOCK], strips[ROWS][SPAN]; } TileStrips;
@@ -62,7 +63,7 @@ static int row_alike(const Problem *p) { return (!affine(p) || is_constant(p, &p
 static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileStrips *strips) {
     const Problem *p = tiles->p;
     const Tensors *t = tiles->t;
-    int vary = by_rows(p), alike = row_alike(p);
+    int vary = by_rows(p);
     affine_start(&strips->affine);
     for (int64_t j = j0; j < j1; j += BLOCK) {
         int64_t n = smaller(BLOCK, j1 - j);
@@ -73,7 +74,7 @@ static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, i
             const float *x = normalized(p, t, o, r, j, n, (int)p->given, strips->x);
             int64_t at = dense(p, o, r, j);
             float *out = p->type == F32 ? (float *)t->y + at : strips->out, gain, term;
-            if (alike) {
+            if (tiles->alike) {
                 constants_at(p, t, o, r, j, &gain, &term);
                 normalize_columns_alike(out, x, strips->mean, strips->rstd, gain, term, n);
             } else {
@@ -142,12 +143,12 @@ static int tiles_shared(Tiles *tiles, int64_t bytes) {
     tiles->columns = smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
     tiles->chunks = pieces_of(w, tiles->columns);
     tiles->rows = larger(ROWS, PIECE / w / ROWS * ROWS), tiles->pieces = pieces_of(p->reps, tiles->rows);
-    if (tiles->columns * size_of(p->type) < 128 && tiles->columns < w) return 1;
+    if (tiles->columns * size_of(p->type) < NARROW && tiles->columns < w) return 1;
     return p->reps * tiles->columns * bytes > 2 * CACHED || (p->outer * tiles->chunks < 8 && p->reps * w > PIECE / 4 && tiles->pieces > 1);
 }
 
 static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Tiles tiles = {.p = p, .t = t};
+    Tiles tiles = {.p = p, .t = t, .alike = row_alike(p)};
     int shared = tiles_shared(&tiles, size_of(p->type));
     int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(p->reps * w * size_of(p->type))) : 0, moments = p->given ? 0 : batch * tiles.pieces * w;
     int64_t scratch = aligned((int64_t)sizeof(TileStrips) + (shared ? 0 : 16 * tiles.columns));

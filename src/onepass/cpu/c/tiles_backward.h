@@ -10,7 +10,7 @@ typedef struct {
 } TileBackStrips;
 
 /* A row of a backward: x_hat = (x - mean)·rstd, and dz. */
-typedef struct { const float *x, *dz, *gain, *mean, *rstd; } GivenRow;
+typedef struct { const float *x, *dz, *gain, *mean, *rstd; float one_gain; } GivenRow; /* one_gain: of all columns, where `alike` */
 
 static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, TileBackStrips *strips) {
     affine_start(&strips->affine);
@@ -22,9 +22,15 @@ static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, Tile
 
 static GivenRow tile_given(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
     const Problem *p = tiles->p;
-    const Slot *slot = affine_at(&strips->affine, p, tiles->t, o, r, j, n);
     const float *dy = floats(tiles->t->dy, dense(p, o, r, j), n, p->type, strips->dy);
-    GivenRow g = {normalized(p, tiles->t, o, r, j, n, 0, strips->x), dy, slot->gain, strips->mean, strips->rstd};
+    GivenRow g = {normalized(p, tiles->t, o, r, j, n, 0, strips->x), dy, NULL, strips->mean, strips->rstd, 0.0f};
+    if (tiles->alike) {
+        float term;
+        constants_at(p, tiles->t, o, r, j, &g.one_gain, &term);
+        if (!p->activation && !p->from_y) return g;
+    }
+    const Slot *slot = affine_at(&strips->affine, p, tiles->t, o, r, j, n);
+    g.gain = slot->gain;
     if (p->from_y) {
         x_hat_from(strips->out, g.x, slot->gain, slot->term, n);
         memcpy(strips->x, strips->out, (size_t)n * 4);
@@ -42,6 +48,12 @@ LOOP void add_columns(float *restrict a, float *restrict b, GivenRow g, int64_t 
     for (int64_t i = 0; i < n; i++) a[i] += dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += dz[i];
 }
 
+LOOP void add_columns_alike(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
+    float gain = g.one_gain;
+    for (int64_t i = 0; i < n; i++) a[i] += gain * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain * dz[i];
+}
+
 LOOP void add_columns_weighted(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
     const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd, *restrict gain = g.gain;
     for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain[i] * dz[i];
@@ -51,8 +63,7 @@ LOOP void add_columns_weighted(float *restrict a, float *restrict b, GivenRow g,
 
 LOOP Pair sums_row(GivenRow g, int64_t n) {
     const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    SUMS(one, two, DZ, DZ_X_HAT_COLUMN);
-    return (Pair){one, two};
+    SUMS(DZ, DZ_X_HAT_COLUMN)
 }
 
 LOOP void products_row(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
@@ -67,7 +78,7 @@ LOOP void add_weighted_wide(double *restrict sum, const float *restrict gain, co
 /* The sums over rows r0 to r1 of wdy and wdy·x_hat, column by column, and those of parameters. */
 static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *one, double *two, TileBackStrips *strips) {
     const Problem *p = tiles->p;
-    int vary = by_rows(p), alike = row_alike(p);
+    int vary = by_rows(p) || tiles->alike;
     for (int64_t i = 0; i < j1 - j0; i++) one[i] = two[i] = 0.0;
     for (int64_t j = j0; j < j1; j += BLOCK, one += BLOCK, two += BLOCK) {
         int64_t n = smaller(BLOCK, j1 - j);
@@ -76,8 +87,9 @@ static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int6
         for (int64_t r = r0; r < r1; r++) {
             GivenRow g = tile_given(tiles, o, r, j, n, strips);
             if (!vary) add_columns(strips->a, strips->b, g, n);
+            else if (tiles->alike) add_columns_alike(strips->a, strips->b, g, n);
             else add_columns_weighted(strips->a, strips->b, g, n);
-            if (cells && vary && alike) {
+            if (cells && tiles->alike) {
                 Pair sums = sums_row(g, n);
                 cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sums.two, sums.one);
             } else if (cells && vary) {
@@ -94,11 +106,17 @@ static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int6
     }
 }
 
-/* (8) as of_dz·dz + of_x·(x - mean) + constant, column by column. */
-LOOP void dx_coefficients(TileBackStrips *restrict strips, GivenRow g, int64_t n) {
-    const float *restrict gain = g.gain, *restrict x_rstd = g.rstd, *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
-    float *restrict of_dz = strips->of_dz, *restrict of_x = strips->of_x, *restrict constant = strips->constant;
-    for (int64_t i = 0; i < n; i++) of_dz[i] = gain[i] * rstd[i], of_x[i] = -c2[i] * rstd[i] * x_rstd[i], constant[i] = -c1[i] * rstd[i];
+/* (8) as of_dz·dz + of_x·(x - mean) + constant, column by column; where `alike`, of_dz is rstd·gain. */
+LOOP void dx_coefficients(TileBackStrips *restrict strips, const float *restrict x_rstd, int64_t n) {
+    const float *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
+    float *restrict of_x = strips->of_x, *restrict constant = strips->constant;
+    for (int64_t i = 0; i < n; i++) of_x[i] = -c2[i] * rstd[i] * x_rstd[i], constant[i] = -c1[i] * rstd[i];
+}
+
+LOOP void dx_columns_alike(float *restrict out, GivenRow g, const float *restrict rstd, const float *restrict of_x, const float *restrict constant, int64_t n) {
+    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean;
+    float gain = g.one_gain;
+    for (int64_t i = 0; i < n; i++) out[i] = gain * rstd[i] * dz[i] + (x[i] - mean[i]) * of_x[i] + constant[i];
 }
 
 LOOP void dx_columns(float *restrict out, GivenRow g, const float *restrict of_dz, const float *restrict of_x, const float *restrict constant, int64_t n) {
@@ -119,8 +137,15 @@ static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int6
             GivenRow g = tile_given(tiles, o, r, j, n, strips);
             int64_t at = dense(p, o, r, j);
             float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
-            if (vary || r == r0) dx_coefficients(strips, g, n);
-            dx_columns(out, g, strips->of_dz, strips->of_x, strips->constant, n);
+            if (r == r0) dx_coefficients(strips, g.rstd, n);
+            if (tiles->alike) dx_columns_alike(out, g, strips->rstd, strips->of_x, strips->constant, n);
+            else {
+                if (vary || r == r0) {
+                    memcpy(strips->of_dz, strips->rstd, (size_t)n * 4);
+                    multiply(strips->of_dz, g.gain, n);
+                }
+                dx_columns(out, g, strips->of_dz, strips->of_x, strips->constant, n);
+            }
             if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->x), n);
             if (p->type != F32) store(t->dx, at, out, n, p->type);
         }
@@ -177,7 +202,7 @@ static void tiles_dx_task(void *job, int64_t number, void *scratch) {
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
 static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
-    Tiles tiles = {.p = p, .t = t};
+    Tiles tiles = {.p = p, .t = t, .alike = row_alike(p)};
     int shared = tiles_shared(&tiles, 2 * size_of(p->type)) || !sums;
     int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(2 * p->reps * w * size_of(p->type))) : p->outer;
     int64_t columns = shared && sums ? batch * tiles.pieces * w : 0, all = shared ? batch * tiles.pieces : p->outer * tiles.chunks;
