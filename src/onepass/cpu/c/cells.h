@@ -2,7 +2,7 @@
    meets, and the cells are added up in the order of the parts: sums do not depend on the number of threads. */
 #pragma once
 #include "parallel.h"
-#include "problem.h"
+#include "moments.h"
 
 enum { PARTS = 64, PART = 1 << 15 }; /* the most parts; the fewest elements of one */
 enum { OFTEN = 64 };                  /* rows after which sums in float go to the cells */
@@ -61,10 +61,6 @@ static inline void cells_add(const Cells *cells, const Problem *p, const Tensors
     if (cells->at[1]) cells->at[1][param] += g * b;
     if (cells->at[2]) cells->at[2][modulation] += w * a + bias * b;
     if (cells->at[3]) cells->at[3][modulation] += b;
-}
-
-LOOP void add_wide(double *restrict sum, const float *restrict x, int64_t n) {
-    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }
 
 /* How many columns, from j on, have the parameter of j. */

@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__F16C__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -50,33 +50,83 @@ static inline uint16_t to_f16(float x) { /* to the nearest, ties to even */
     return (uint16_t)(sign | (rest > 0x7f800000u ? 0x7e00u : half));
 }
 
-LOOP void load_bf16(float *restrict to, const uint16_t *restrict from, int64_t n) {
-    for (int64_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
-}
-
-LOOP void store_bf16(uint16_t *restrict to, const float *restrict from, int64_t n) {
-    for (int64_t i = 0; i < n; i++) to[i] = to_bf16(from[i]);
-}
-
-LOOP void load_f16(float *restrict to, const uint16_t *restrict from, int64_t n) {
-    int64_t i = 0;
-#if defined(__F16C__)
-    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
-#elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4) vst1q_f32(to + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + i))));
+/* Vectors as gcc and clang know them on every machine, of the width of its registers; elements of each type are read and written as floats. */
+#if defined(__AVX512F__)
+enum { VL = 16 };
+#elif defined(__AVX__)
+enum { VL = 8 };
+#else
+enum { VL = 4 };
 #endif
-    for (; i < n; i++) to[i] = from_f16(from[i]);
+typedef float V __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(4 * VL)));
+typedef uint16_t Halves __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+typedef float f32;
+typedef uint16_t bf16, f16;
+
+static inline float get1_f32(const f32 *from) { return *from; }
+static inline float get1_bf16(const bf16 *from) { return from_bf16(*from); }
+static inline float get1_f16(const f16 *from) { return from_f16(*from); }
+static inline void put1_f32(f32 *to, float x) { *to = x; }
+static inline void put1_bf16(bf16 *to, float x) { *to = to_bf16(x); }
+static inline void put1_f16(f16 *to, float x) { *to = to_f16(x); }
+
+static inline V get_f32(const f32 *from) { return *(const V *)from; }
+static inline void put_f32(f32 *to, V x) { *(V *)to = x; }
+/* The lower halves of 32 bits, of which the upper are zero. Intrinsics where compilers make too much of it. */
+#if defined(__AVX512F__)
+static inline Bits widened(const uint16_t *from) { return (Bits)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)); }
+static inline void narrowed(uint16_t *to, Bits bits) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16((__m512i)bits)); }
+#elif defined(__AVX2__)
+static inline Bits widened(const uint16_t *from) { return (Bits)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)); }
+static inline void narrowed(uint16_t *to, Bits bits) {
+    __m256i all = (__m256i)bits;
+    _mm_storeu_si128((__m128i *)to, _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+}
+#else
+static inline Bits widened(const uint16_t *from) { return __builtin_convertvector(*(const Halves *)from, Bits); }
+static inline void narrowed(uint16_t *to, Bits bits) { *(Halves *)to = __builtin_convertvector(bits, Halves); }
+#endif
+
+static inline V get_bf16(const bf16 *from) { return (V)(widened(from) << 16); }
+static inline void put_bf16(bf16 *to, V x) {
+    Bits bits = (Bits)x, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = (Bits)(x != x);
+    narrowed(to, (rounded & ~nan) | (nan & 0x7fc0u));
 }
 
-LOOP void store_f16(uint16_t *restrict to, const float *restrict from, int64_t n) {
-    int64_t i = 0;
-#if defined(__F16C__)
-    for (; i + 8 <= n; i += 8) _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+#if defined(__AVX512F__)
+static inline V get_f16(const f16 *from) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+static inline void put_f16(f16 *to, V x) { _mm256_storeu_si256((__m256i *)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT)); }
+#elif defined(__F16C__) && defined(__AVX__)
+static inline V get_f16(const f16 *from) { return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from)); }
+static inline void put_f16(f16 *to, V x) { _mm_storeu_si128((__m128i *)to, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)); }
 #elif defined(__aarch64__)
-    for (; i + 4 <= n; i += 4) vst1_u16(to + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from + i))));
-#endif
-    for (; i < n; i++) to[i] = to_f16(from[i]);
+static inline V get_f16(const f16 *from) { return (V)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+static inline void put_f16(f16 *to, V x) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)x))); }
+#else
+static inline V get_f16(const f16 *from) {
+    V x;
+    for (int l = 0; l < VL; l++) x[l] = from_f16(from[l]);
+    return x;
 }
+static inline void put_f16(f16 *to, V x) {
+    for (int l = 0; l < VL; l++) to[l] = to_f16(x[l]);
+}
+#endif
+
+#define CONVERSIONS(T)                                                                  \
+    LOOP void load_##T(float *restrict to, const T *restrict from, int64_t n) {         \
+        int64_t i = 0;                                                                  \
+        for (; i + VL <= n; i += VL) put_f32(to + i, get_##T(from + i));                \
+        for (; i < n; i++) to[i] = get1_##T(from + i);                                  \
+    }                                                                                   \
+    LOOP void store_##T(T *restrict to, const float *restrict from, int64_t n) {        \
+        int64_t i = 0;                                                                  \
+        for (; i + VL <= n; i += VL) put_##T(to + i, get_f32(from + i));                \
+        for (; i < n; i++) put1_##T(to + i, from[i]);                                   \
+    }
+CONVERSIONS(bf16)
+CONVERSIONS(f16)
 
 static void load(float *restrict to, const void *from, int64_t at, int64_t n, int64_t type) {
     if (type == BF16) load_bf16(to, (const uint16_t *)from + at, n);
@@ -88,6 +138,19 @@ static void store(void *to, int64_t at, const float *restrict from, int64_t n, i
     if (type == BF16) store_bf16((uint16_t *)to + at, from, n);
     else if (type == F16) store_f16((uint16_t *)to + at, from, n);
     else memcpy((float *)to + at, from, (size_t)n * 4);
+}
+
+/* Where element `at` lies. */
+static inline const void *there(const void *memory, int64_t at, int64_t type) { return (const char *)memory + at * size_of(type); }
+static inline void *place(void *memory, int64_t at, int64_t type) { return (char *)memory + at * size_of(type); }
+
+/* Ask for memory that will be needed soon, so that it comes while something else is computed. */
+static inline void ahead(const void *memory, int64_t at, int64_t n, int64_t type, int writes) {
+    const char *from = there(memory, at, type);
+    for (int64_t k = 0; k < n * size_of(type); k += 64) {
+        if (writes) __builtin_prefetch(from + k, 1, 2);
+        else __builtin_prefetch(from + k, 0, 2);
+    }
 }
 
 LOOP void fill(float *restrict to, float value, int64_t n) {

@@ -27,9 +27,9 @@ static Pack pack_at(const Problem *p, int64_t row, int64_t end) {
     return (Pack){o, s, rows, row * p->run, o * p->xo + s * p->xs, p->sets > 1 ? p->xs : p->xo};
 }
 
-typedef struct { Affine affine; float x[PACK], other[PACK], dy[PACK], dz[PACK], mean[MOST], rstd[MOST], c1[MOST], c2[MOST], a[SHORT], b[SHORT]; } PackStrips;
+typedef struct { Affine affine; float x[PACK], other[PACK], dy[PACK], dz[PACK], mean[MOST], rstd[MOST], c1[MOST], a[SHORT], b[SHORT]; double means[MOST], m2[MOST]; } PackStrips;
 
-/* The rows of a pack as floats: where they lie, `*step` apart, or in `strip`. */
+/* The rows of a pack as floats, `*step` apart. */
 static const float *pack_floats(const void *from, int64_t at, const Problem *p, const Pack *pack, int64_t *step, int64_t type, float *strip) {
     if (type == F32) return (const float *)from + at;
     if (*step == p->run) load(strip, from, at, pack->rows * p->run, type);
@@ -38,40 +38,23 @@ static const float *pack_floats(const void *from, int64_t at, const Problem *p, 
     return strip;
 }
 
-static const float *pack_normalized(const Problem *p, const Tensors *t, const Pack *pack, int64_t *step, PackStrips *strips) {
+/* What is normalized. A residual is added, and the sum rounded and written. */
+static Strip pack_normalized(const Problem *p, const Tensors *t, const Pack *pack, int64_t *step, PackStrips *strips) {
     int64_t n = pack->rows * p->run;
     *step = pack->step;
-    if (!p->residual) return pack_floats(t->x, pack->in_x, p, pack, step, p->x, strips->x);
+    if (!p->residual) return (Strip){there(t->x, pack->in_x, p->x), p->x};
     *step = p->run; /* x and residual are dense */
     load(strips->x, t->x, pack->at, n, p->x);
     add(strips->x, floats(t->residual, pack->at, n, p->residual, strips->other), n);
     store(t->sum, pack->at, strips->x, n, p->type);
-    if (p->type != F32) load(strips->x, t->sum, pack->at, n, p->type);
-    return strips->x;
+    return (Strip){there(t->sum, pack->at, p->type), p->type};
 }
 
-/* mean and variance of each row, (2), (3), as in moments_of. */
-LOOP void pack_moments(float *restrict means, float *restrict vars, const float *restrict all, int64_t step, int64_t rows, int64_t n, int centered) {
-    float each = 1.0f / (float)n;
+LOOP void pack_statistics(float *restrict mean, float *restrict var, float *restrict rstd, const double *restrict means, const double *restrict m2, double n, double eps,
+                          int64_t rows) {
     for (int64_t k = 0; k < rows; k++) {
-        const float *restrict x = all + k * step;
-        float mean = centered ? sum_of(x, n) * each : 0.0f;
-        Pair about = sums_about(x, mean, n);
-        means[k] = centered ? mean + about.one * each : 0.0f;
-        vars[k] = (centered ? about.two - about.one * about.one * each : about.two) * each;
-    }
-}
-
-LOOP void pack_rstd(float *restrict rstd, const float *restrict var, float eps, int64_t rows) {
-    for (int64_t k = 0; k < rows; k++) rstd[k] = 1.0f / sqrtf(var[k] + eps);
-}
-
-LOOP void pack_normalize(float *restrict y, const float *restrict all, int64_t step, const float *restrict mean, const float *restrict rstd, const float *restrict gain,
-                         const float *restrict term, int64_t rows, int64_t n) {
-    for (int64_t k = 0; k < rows; k++) {
-        const float *restrict x = all + k * step;
-        float *restrict out = y + k * n, m = mean[k], r = rstd[k];
-        for (int64_t i = 0; i < n; i++) out[i] = (x[i] - m) * r * gain[i] + term[i];
+        mean[k] = (float)means[k], var[k] = (float)(m2[k] / n);
+        rstd[k] = (float)(1.0 / sqrt(m2[k] / n + eps));
     }
 }
 
@@ -85,19 +68,23 @@ static void packs_task(void *job, int64_t number, void *scratch) {
     for (int64_t row = number * packs->per_task; row < end;) {
         Pack pack = pack_at(p, row, end);
         int64_t step, n = pack.rows * p->run;
-        const float *x = pack_normalized(p, t, &pack, &step, strips);
+        Strip x = pack_normalized(p, t, &pack, &step, strips);
         float *mean = t->mean + row, *rstd = t->rstd + row, *var = t->var ? t->var + row : strips->c1;
+        ahead(t->x, pack.in_x + pack.rows * pack.step, smaller(n, (end - row - pack.rows) * p->run), p->x, 0);
+        if (t->y) ahead(t->y, pack.at, n, p->type, 1);
         if (!p->given) {
-            pack_moments(mean, var, x, step, pack.rows, p->run, (int)p->centered);
-            pack_rstd(rstd, var, (float)p->eps, pack.rows);
+            loops_of[x.type].moments(strips->means, strips->m2, x.at, step, pack.rows, p->run, (int)p->centered, NULL);
+            pack_statistics(mean, var, rstd, strips->means, strips->m2, (double)p->run, p->eps, pack.rows);
         }
         row += pack.rows;
         if (!t->y) continue;
         const Slot *slot = affine_at(&strips->affine, p, t, pack.o, 0, 0, p->run);
-        float *out = p->type == F32 ? (float *)t->y + pack.at : strips->other;
-        pack_normalize(out, x, step, mean, rstd, slot->gain, slot->term, pack.rows, p->run);
+        int plain = !p->activation;
+        const void *in = plain ? x.at : pack_floats(x.at, 0, p, &pack, &step, x.type, strips->x);
+        void *out = plain || p->type == F32 ? place(t->y, pack.at, p->type) : strips->other;
+        loops_of[plain ? p->type : F32].normalize(out, in, step, mean, rstd, slot->gain, slot->term, pack.rows, p->run);
         if (p->activation) activate(out, n, p->activation);
-        if (p->type != F32) store(t->y, pack.at, out, n, p->type);
+        if (!plain && p->type != F32) store(t->y, pack.at, out, n, p->type);
     }
 }
 

@@ -111,15 +111,27 @@ static inline int64_t in_x(const Problem *p, int64_t o, int64_t r, int64_t j0) {
     return o * p->xo + r * p->xr + (p->sets == 1 || p->xs == p->run ? j0 : over(j0, p->run) * p->xs + rest(j0, p->run));
 }
 
-/* What is normalized, columns j0 to j0 + n of a row, as floats. The first time, a residual is added, and the sum rounded and written. */
-static const float *normalized(const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n, int first, float *strip) {
+/* Consecutive elements, of a type. */
+typedef struct { const void *at; int64_t type; } Strip;
+
+static const float *as_floats(Strip x, int64_t n, float *strip) { return floats(x.at, 0, n, x.type, strip); }
+
+/* What is normalized, columns j0 to j0 + n of a row. The first time, a residual is added, and the sum rounded and written. */
+static Strip normalized(const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n, int first, float *strip) {
     int64_t at = dense(p, o, r, j0);
-    if (!p->residual) return floats(t->x, in_x(p, o, r, j0), n, p->x, strip);
-    if (!first) return floats(t->sum, at, n, p->type, strip);
+    if (!p->residual) return (Strip){there(t->x, in_x(p, o, r, j0), p->x), p->x};
+    if (!first) return (Strip){there(t->sum, at, p->type), p->type};
     float other[BLOCK];
     load(strip, t->x, in_x(p, o, r, j0), n, p->x);
     add(strip, floats(t->residual, at, n, p->residual, other), n);
     store(t->sum, at, strip, n, p->type);
-    if (p->type != F32) load(strip, t->sum, at, n, p->type);
-    return strip;
+    return (Strip){there(t->sum, at, p->type), p->type};
+}
+
+/* How a strip becomes a part of y, or of dx: by the loops of its type, or, where something else follows, as floats. */
+typedef struct { int64_t type; const void *x; void *out; } Way;
+
+static Way way_of(const Problem *p, int plain, Strip x, void *to, int64_t at, int64_t n, float *in, float *out) {
+    if (plain && x.type == p->type) return (Way){p->type, x.at, place(to, at, p->type)};
+    return (Way){F32, as_floats(x, n, in), p->type == F32 ? place(to, at, F32) : out};
 }

@@ -37,17 +37,15 @@ typedef struct {
 
 typedef struct { Affine affine; float x[BLOCK], out[BLOCK]; } RowStrips;
 
-static const float *rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips *strips, Moments *taken) {
+static void rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips *strips, Moments *taken) {
     const Problem *p = rows->p;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
-    const float *x = NULL;
+    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = over(set, p->sets), s = rest(set, p->sets);
     *taken = (Moments){0.0, 0.0, 0.0};
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
-        Block block = block_at(p, &rows->cut, rest(set, p->sets), number);
-        x = normalized(p, rows->t, over(set, p->sets), block.r, block.j0, block.n, 1, strips->x);
-        *taken = merged(*taken, moments_of(x, block.n, (int)p->centered), (int)p->centered);
+        Block block = block_at(p, &rows->cut, s, number);
+        Strip x = normalized(p, rows->t, o, block.r, block.j0, block.n, 1, strips->x);
+        *taken = merged_with(*taken, x, block.n, (int)p->centered);
     }
-    return x;
 }
 
 static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Moments taken) {
@@ -57,33 +55,24 @@ static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Mome
     if (t->var) t->var[set] = (float)var;
 }
 
-LOOP void normalize_strip(float *restrict out, const float *restrict x, float mean, float rstd, const float *restrict gain, const float *restrict term, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * rstd * gain[i] + term[i]; /* (4), (5), (31) */
-}
-
-LOOP void normalize_alike(float *restrict out, const float *restrict x, float mean, float factor, float term, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean) * factor + term;
-}
-
-/* x: the block, if it is still at hand. */
-static void rows_apply(const Rows *rows, int64_t set, int64_t number, const float *x, RowStrips *strips) {
+static void rows_apply(const Rows *rows, int64_t set, int64_t number, RowStrips *strips) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
     int64_t o = over(set, p->sets);
     Block block = block_at(p, &rows->cut, rest(set, p->sets), number);
-    if (!x) x = normalized(p, t, o, block.r, block.j0, block.n, (int)p->given, strips->x);
-    int64_t at = dense(p, o, block.r, block.j0);
-    float *out = p->type == F32 ? (float *)t->y + at : strips->out, mean = t->mean[set], rstd = t->rstd[set];
+    int64_t at = dense(p, o, block.r, block.j0), n = block.n;
+    Strip x = normalized(p, t, o, block.r, block.j0, n, (int)p->given, strips->x);
+    Way way = way_of(p, !p->activation, x, t->y, at, n, strips->x, strips->out);
     if (rows->alike) {
         float gain, term;
         constants_at(p, t, o, block.r, block.j0, &gain, &term);
-        normalize_alike(out, x, mean, rstd * gain, term, block.n);
+        loops_of[way.type].normalize_alike(way.out, way.x, t->mean[set], t->rstd[set] * gain, term, n);
     } else {
-        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
-        normalize_strip(out, x, mean, rstd, slot->gain, slot->term, block.n);
+        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, n);
+        loops_of[way.type].normalize(way.out, way.x, 0, t->mean + set, t->rstd + set, slot->gain, slot->term, 1, n);
     }
-    if (p->activation) activate(out, block.n, p->activation);
-    if (p->type != F32) store(t->y, at, out, block.n, p->type);
+    if (p->activation) activate(way.out, n, p->activation);
+    if (way.type != p->type) store(t->y, at, way.out, n, p->type);
 }
 
 /* Whole sets: reduced and applied while they are in the cache. */
@@ -93,17 +82,27 @@ static void rows_task(void *job, int64_t number, void *scratch) {
     int64_t end = smaller(rows->sets, (number + 1) * rows->per_task);
     affine_start(&strips->affine);
     for (int64_t set = number * rows->per_task; set < end; set++) {
-        const float *x = NULL;
-        if (!rows->p->given) {
-            Moments all = {0.0, 0.0, 0.0}, taken;
-            for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
-                x = rows_moments(rows, set, piece, strips, &taken);
-                all = merged(all, taken, (int)rows->p->centered);
-            }
-            set_statistics(rows->p, rows->t, set, all);
+        Moments all = {0.0, 0.0, 0.0}, taken;
+        for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
+            rows_moments(rows, set, piece, strips, &taken);
+            all = merged(all, taken, (int)rows->p->centered);
         }
+        set_statistics(rows->p, rows->t, set, all);
         if (!rows->t->y) continue;
-        for (int64_t block = 0; block < rows->cut.count; block++) rows_apply(rows, set, block, rows->cut.count == 1 ? x : NULL, strips);
+        for (int64_t block = 0; block < rows->cut.count; block++) rows_apply(rows, set, block, strips);
+    }
+}
+
+/* Runs in the order of memory, where the statistics are given. */
+static void rows_given_task(void *job, int64_t number, void *scratch) {
+    const Rows *rows = job;
+    const Problem *p = rows->p;
+    RowStrips *strips = scratch;
+    int64_t end = smaller(p->outer * p->reps * p->sets, (number + 1) * rows->per_task);
+    affine_start(&strips->affine);
+    for (int64_t run = number * rows->per_task; run < end; run++) {
+        int64_t row = over(run, p->sets), o = over(row, p->reps), r = row - o * p->reps, set = o * p->sets + run - row * p->sets;
+        for (int64_t block = r * rows->cut.per_run; block < (r + 1) * rows->cut.per_run; block++) rows_apply(rows, set, block, strips);
     }
 }
 
@@ -118,7 +117,7 @@ static void rows_apply_task(void *job, int64_t number, void *scratch) {
     int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
     affine_start(&strips->affine);
-    for (int64_t block = piece * rows->cut.per_piece; block < end; block++) rows_apply(rows, set, block, NULL, strips);
+    for (int64_t block = piece * rows->cut.per_piece; block < end; block++) rows_apply(rows, set, block, strips);
 }
 
 /* Sets that are too large for a cache, or too few for the threads, are shared; so many at once that what was read is in a cache, still. */
@@ -143,8 +142,9 @@ static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
     char *memory = malloc((size_t)(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments)));
     if (!memory) return 1;
     rows.pieces = (Moments *)(memory + threads * scratch);
-    if (p->given && rows_shared(p, 1 << 17)) {
-        each(rows_apply_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
+    if (p->given) {
+        rows.per_task = larger(1, PART / p->run);
+        each(rows_given_task, &rows, pieces_of(rows.sets * p->reps, rows.per_task), threads, memory, scratch);
     } else if (!shared) {
         rows.per_task = larger(1, PART / size);
         each(rows_task, &rows, pieces_of(rows.sets, rows.per_task), threads, memory, scratch);

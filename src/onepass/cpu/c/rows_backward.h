@@ -11,45 +11,11 @@ typedef struct {
     float *kept;                        /* dz of a set, where an activation made it */
 } BackStrips;
 
-/* A block of a backward: x_hat = (x - mean)·rstd, and dz. */
-typedef struct { const float *x, *dz, *gain; float mean, rstd; } Given;
+/* A block of a backward: x_hat = (x - mean)·rstd, and dz, both of a type; the gain of its elements, or of each. */
+typedef struct { int64_t type; const void *x, *dz; const float *gain; float one_gain, mean, rstd; } Given;
 
-#define DZ(AT) AT(dz)
-#define DZ_X_HAT(AT) (AT(dz) * ((AT(x) - mean) * rstd))
-#define WDY(AT) (AT(gain) * AT(dz))
-#define WDY_X_HAT(AT) (AT(gain) * AT(dz) * ((AT(x) - mean) * rstd))
-
-LOOP Pair sums_alike(const float *restrict x, float mean, float rstd, const float *restrict dz, int64_t n) {
-    SUMS(DZ, DZ_X_HAT)
-}
-
-static inline Pair sums_weighted(const float *restrict x, float mean, float rstd, const float *restrict dz, const float *restrict gain, int64_t n) {
-    SUMS(WDY, WDY_X_HAT)
-}
-
-LOOP void add_products(float *restrict a, float *restrict b, const float *restrict dz, const float *restrict x, float mean, float rstd, int64_t n) {
-    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * ((x[i] - mean) * rstd), b[i] += dz[i];
-}
-
-/* (8) */
-LOOP void dx_alike(float *restrict out, Given g, float gain, float c1, float c2, float rstd, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz;
-    for (int64_t i = 0; i < n; i++) out[i] = (gain * dz[i] - c1 - (x[i] - g.mean) * g.rstd * c2) * rstd;
-}
-
-LOOP void dx_weighted(float *restrict out, Given g, float c1, float c2, float rstd, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict gain = g.gain;
-    for (int64_t i = 0; i < n; i++) out[i] = (gain[i] * dz[i] - c1 - (x[i] - g.mean) * g.rstd * c2) * rstd;
-}
-
-LOOP void dx_and_products(float *restrict out, float *restrict a, float *restrict b, Given g, float c1, float c2, float rstd, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict gain = g.gain;
-    for (int64_t i = 0; i < n; i++) {
-        float x_hat = (x[i] - g.mean) * g.rstd;
-        a[i] += dz[i] * x_hat, b[i] += dz[i];
-        out[i] = (gain[i] * dz[i] - c1 - x_hat * c2) * rstd;
-    }
-}
+/* Whether x, dy and dx are read and written as they are. */
+static int plain(const Problem *p, const Tensors *t) { return !p->activation && !p->from_y && !t->dsum; }
 
 static void flush_rows(const Rows *rows, BackStrips *strips) {
     if (strips->rows) {
@@ -82,77 +48,77 @@ static int64_t place_in_rows(const Rows *rows, BackStrips *strips, int64_t o, in
 static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *strips, const float *made, float *into) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0);
-    Given g = {normalized(p, t, o, block.r, block.j0, block.n, 0, strips->x), made, NULL, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
-    const float *term = NULL, *dy = made ? NULL : floats(t->dy, at, block.n, p->type, strips->dy);
-    float one_gain = 1.0f, one_term = 0.0f;
-    if (rows->alike) constants_at(p, t, o, block.r, block.j0, &one_gain, &one_term);
+    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0), n = block.n;
+    Strip x = normalized(p, t, o, block.r, block.j0, n, 0, strips->x);
+    Given g = {p->type, x.at, there(t->dy, at, p->type), NULL, 1.0f, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
+    const float *term = NULL;
+    float one_term = 0.0f;
+    if (rows->alike) constants_at(p, t, o, block.r, block.j0, &g.one_gain, &one_term);
     else {
-        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, block.n);
+        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, n);
         g.gain = slot->gain, term = slot->term;
     }
+    if (plain(p, t)) return g;
+    g.type = F32, g.x = as_floats(x, n, strips->x), g.dz = made ? made : floats(t->dy, at, n, p->type, strips->dy);
     if (p->from_y) {
-        if (rows->alike) x_hat_from_alike(strips->out, g.x, one_gain, one_term, block.n);
-        else x_hat_from(strips->out, g.x, g.gain, term, block.n);
-        memcpy(strips->x, strips->out, (size_t)block.n * 4);
+        if (rows->alike) x_hat_from_alike(strips->out, g.x, g.one_gain, one_term, n);
+        else x_hat_from(strips->out, g.x, g.gain, term, n);
+        memcpy(strips->x, strips->out, (size_t)n * 4);
         g.x = strips->x, g.mean = 0.0f, g.rstd = 1.0f;
     }
-    if (made) return g;
-    g.dz = p->activation ? into : dy;
-    if (p->activation && rows->alike) through_alike(into, dy, g.x, g.mean, g.rstd, one_gain, one_term, block.n, p->activation);
-    else if (p->activation) through(into, dy, g.x, g.mean, g.rstd, g.gain, term, block.n, p->activation);
+    if (!p->activation || made) return g;
+    if (rows->alike) through_alike(into, g.dz, g.x, g.mean, g.rstd, g.one_gain, one_term, n, p->activation);
+    else through(into, g.dz, g.x, g.mean, g.rstd, g.gain, term, n, p->activation);
+    g.dz = into;
     return g;
 }
 
-/* The sums of a piece of a set: (6), (7) times n, and, where they are of a block or `all`, those of parameters. Returns the last block. */
-static Given rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2, int all) {
+/* The sums of a piece of a set: (6), (7) times n, and, if they are of a block or `all` are wanted, those of parameters. */
+static void rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2, int all) {
     const Problem *p = rows->p;
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = over(set, p->sets), s = rest(set, p->sets);
     float *into = strips->kept ? strips->kept : strips->dz;
-    Given g = {0};
     *c1 = *c2 = 0.0;
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
         Block block = block_at(p, &rows->cut, s, number);
-        g = rows_given(rows, set, block, strips, NULL, into);
+        Given g = rows_given(rows, set, block, strips, NULL, into);
         if (rows->alike) {
-            float gain, term;
-            Pair sums = sums_alike(g.x, g.mean, g.rstd, g.dz, block.n);
-            constants_at(p, rows->t, o, block.r, block.j0, &gain, &term);
-            *c1 += gain * sums.one, *c2 += gain * sums.two; /* (41) */
+            Pair sums = loops_of[g.type].sums_alike(g.x, g.mean, g.dz, block.n);
+            double a = (double)sums.two * g.rstd;
+            *c1 += (double)g.one_gain * sums.one, *c2 += g.one_gain * a; /* (41) */
             if (strips->cells) {
                 int64_t param = map_index(&p->param, map_base(&p->param, o, block.r), p->run, block.j0);
-                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), sums.two, sums.one);
+                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), a, sums.one);
             }
         } else {
-            Pair sums = sums_weighted(g.x, g.mean, g.rstd, g.dz, g.gain, block.n);
-            *c1 += sums.one, *c2 += sums.two;
+            float one, two;
+            loops_of[g.type].sums(&one, &two, g.x, 0, &g.mean, &g.rstd, g.dz, g.gain, 1, block.n);
+            *c1 += one, *c2 += two;
             if (strips->cells && all) {
                 int64_t place = place_in_rows(rows, strips, o, s, block);
-                add_products(strips->a + place, strips->b + place, g.dz, g.x, g.mean, g.rstd, block.n);
+                loops_of[g.type].products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, block.n);
             }
         }
         if (strips->kept) into += block.n;
     }
-    return g;
 }
 
-/* g: the block, if it is still at hand; sums: those of parameters are taken here, too. */
-static void rows_dx(const Rows *rows, int64_t set, Block block, const Given *at_hand, const float *made, BackStrips *strips, int sums) {
+/* sums: those of parameters are taken here, too. */
+static void rows_dx(const Rows *rows, int64_t set, Block block, const float *made, BackStrips *strips, int sums) {
     const Problem *p = rows->p;
     const Tensors *t = rows->t;
-    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0);
-    Given g = at_hand ? *at_hand : rows_given(rows, set, block, strips, made, strips->dz);
-    float *out = p->type == F32 ? (float *)t->dx + at : strips->out, c1 = t->c1[set], c2 = t->c2[set], rstd = t->rstd[set];
-    if (rows->alike) {
-        float gain, term;
-        constants_at(p, t, o, block.r, block.j0, &gain, &term);
-        dx_alike(out, g, gain, c1, c2, rstd, block.n);
-    } else if (sums) {
+    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0), n = block.n;
+    Given g = rows_given(rows, set, block, strips, made, strips->dz);
+    void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
+    const Loops *loops = loops_of + g.type;
+    if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
+    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
+    if (sums && !rows->alike) {
         int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
-        dx_and_products(out, strips->a + place, strips->b + place, g, c1, c2, rstd, block.n);
-    } else dx_weighted(out, g, c1, c2, rstd, block.n);
-    if (t->dsum) add(out, floats(t->dsum, at, block.n, p->type, strips->x), block.n);
-    if (p->type != F32) store(t->dx, at, out, block.n, p->type);
+        loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
+    }
+    if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
+    if (g.type != p->type) store(t->dx, at, out, n, p->type);
 }
 
 static void set_coefficients(const Problem *p, const Tensors *t, int64_t set, double c1, double c2) {
@@ -182,16 +148,15 @@ static void rows_part_task(void *job, int64_t part, void *scratch) {
     for (int64_t set = rows->sets * part / rows->parts; set < end; set++) {
         double c1 = 0.0, c2 = 0.0, one, two;
         const float *made = strips->kept;
-        Given g = {0};
         for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
-            g = rows_sums(rows, set, piece, strips, &one, &two, !later);
+            rows_sums(rows, set, piece, strips, &one, &two, !later);
             c1 += one, c2 += two;
         }
         set_coefficients(rows->p, rows->t, set, c1, c2);
         if (!rows->t->dx) continue;
         for (int64_t number = 0; number < rows->cut.count; number++) {
             Block block = block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number);
-            rows_dx(rows, set, block, rows->cut.count == 1 ? &g : NULL, made, strips, later);
+            rows_dx(rows, set, block, made, strips, later);
             if (made) made += block.n;
         }
     }
@@ -227,7 +192,7 @@ static void rows_dx_task(void *job, int64_t number, void *scratch) {
     int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
     affine_start(&strips->affine);
     for (int64_t number = piece * rows->cut.per_piece; number < end; number++)
-        rows_dx(rows, set, block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number), NULL, NULL, strips, 0);
+        rows_dx(rows, set, block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number), NULL, strips, 0);
 }
 
 static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
@@ -240,7 +205,7 @@ static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, in
     int64_t size = p->reps * p->run;
     Rows rows = rows_of(p, t);
     int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(&rows);
-    rows.keeps = p->activation && !shared && size <= KEPT && rows.cut.count > 1;
+    rows.keeps = p->activation && !shared && size <= KEPT;
     int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;
     rows.parts = !sums ? 0 : apart ? smaller(PARTS, rows.cut.pieces) : smaller(parts_of(p, t), shared ? batch * rows.cut.pieces : all);
     int64_t scratch = aligned((int64_t)sizeof(BackStrips) + 4 * (2 * sums_across(&rows) + (rows.keeps ? size : 0)));

@@ -16,16 +16,17 @@ typedef struct {
     int alike;                     /* all columns of a row share their parameters */
 } Tiles;
 
-typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], factor[BLOCK], strips[ROWS][SPAN]; } TileStrips;
+typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], factor[BLOCK]; } TileStrips;
 
 /* mean and m2 of columns j0 to j1 of rows r0 to r1. */
 static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2, TileStrips *strips) {
     for (int64_t i = 0; i < j1 - j0; i++) mean[i] = m2[i] = 0.0;
-    for (int64_t j = j0; j < j1; j += SPAN) for (int64_t r = r0; r < r1; r += ROWS) {
-        int64_t n = smaller(SPAN, j1 - j), rows = smaller(ROWS, r1 - r);
-        const float *x[ROWS];
-        for (int64_t k = 0; k < rows; k++) x[k] = normalized(tiles->p, tiles->t, o, r + k, j, n, 1, strips->strips[k]);
-        merge_columns(mean + (j - j0), m2 + (j - j0), r - r0, x, rows, n, (int)tiles->p->centered);
+    for (int64_t j = j0; j < j1; j += SPAN) for (int64_t r = r0, rows; r < r1; r += rows) {
+        int64_t n = smaller(SPAN, j1 - j);
+        Row x[ROWS];
+        rows = smaller(r == r0 ? FIRST : ROWS, r1 - r);
+        for (int64_t k = 0; k < rows; k++) x[k] = normalized(tiles->p, tiles->t, o, r + k, j, n, 1, strips->x).at;
+        merge_columns(mean + (j - j0), m2 + (j - j0), r - r0, x, tiles->p->type, rows, n, (int)tiles->p->centered);
     }
 }
 
@@ -38,10 +39,6 @@ static Moments together(const double *mean, const double *m2, int64_t run, doubl
     return (Moments){count * (double)run, middle, squares};
 }
 
-LOOP void normalize_columns(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict factor, const float *restrict term, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean[i]) * factor[i] + term[i];
-}
-
 /* A statistic of the sets, for each of their columns. */
 static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
     const float *of = stat + o * p->sets;
@@ -50,10 +47,6 @@ static void columns_of(float *restrict to, const float *restrict stat, const Pro
         int64_t s = j / p->run, end = smaller(j0 + n, (s + 1) * p->run);
         for (; j < end; j++) to[j - j0] = of[s];
     }
-}
-
-LOOP void normalize_columns_alike(float *restrict out, const float *restrict x, const float *restrict mean, const float *restrict rstd, float gain, float term, int64_t n) {
-    for (int64_t i = 0; i < n; i++) out[i] = (x[i] - mean[i]) * rstd[i] * gain + term;
 }
 
 /* Whether parameters vary from row to row; whether they are the same all along a row. */
@@ -71,22 +64,27 @@ static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, i
         columns_of(strips->mean, t->mean, p, o, j, n);
         columns_of(strips->rstd, t->rstd, p, o, j, n);
         for (int64_t r = r0; r < r1; r++) {
-            const float *x = normalized(p, t, o, r, j, n, (int)p->given, strips->x);
             int64_t at = dense(p, o, r, j);
-            float *out = p->type == F32 ? (float *)t->y + at : strips->out, gain, term;
+            Strip x = normalized(p, t, o, r, j, n, (int)p->given, strips->x);
+            Way way = way_of(p, !p->activation, x, t->y, at, n, strips->x, strips->out);
+            if (r + 2 < r1) {
+                ahead(t->x, in_x(p, o, r + 2, j), n, p->x, 0);
+                ahead(t->y, dense(p, o, r + 2, j), n, p->type, 1);
+            }
             if (tiles->alike) {
+                float gain, term;
                 constants_at(p, t, o, r, j, &gain, &term);
-                normalize_columns_alike(out, x, strips->mean, strips->rstd, gain, term, n);
+                loops_of[way.type].normalize_columns_alike(way.out, way.x, strips->mean, strips->rstd, gain, term, n);
             } else {
                 if (vary || !slot) {
                     slot = affine_at(&strips->affine, p, t, o, r, j, n);
                     memcpy(strips->factor, strips->rstd, (size_t)n * 4);
                     multiply(strips->factor, slot->gain, n);
                 }
-                normalize_columns(out, x, strips->mean, strips->factor, slot->term, n);
+                loops_of[way.type].normalize_columns(way.out, way.x, strips->mean, strips->factor, slot->term, n);
             }
-            if (p->activation) activate(out, n, p->activation);
-            if (p->type != F32) store(t->y, at, out, n, p->type);
+            if (p->activation) activate(way.out, n, p->activation);
+            if (way.type != p->type) store(t->y, at, way.out, n, p->type);
         }
     }
 }
@@ -142,7 +140,7 @@ static int tiles_shared(Tiles *tiles, int64_t bytes) {
     int64_t w = width(p), sets = larger(1, CACHED / larger(1, p->reps * p->run * bytes));
     tiles->columns = smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
     tiles->chunks = pieces_of(w, tiles->columns);
-    tiles->rows = larger(ROWS, PIECE / w / ROWS * ROWS), tiles->pieces = pieces_of(p->reps, tiles->rows);
+    tiles->rows = larger(FIRST, PIECE / w), tiles->pieces = pieces_of(p->reps, tiles->rows);
     if (tiles->columns * size_of(p->type) < NARROW && tiles->columns < w) return 1;
     return p->reps * tiles->columns * bytes > 2 * CACHED || (p->outer * tiles->chunks < 8 && p->reps * w > PIECE / 4 && tiles->pieces > 1);
 }

@@ -10,7 +10,7 @@ typedef struct {
 } TileBackStrips;
 
 /* A row of a backward: x_hat = (x - mean)·rstd, and dz. */
-typedef struct { const float *x, *dz, *gain, *mean, *rstd; float one_gain; } GivenRow; /* one_gain: of all columns, where `alike` */
+typedef struct { int64_t type; const void *x, *dz; const float *gain, *mean, *rstd; float one_gain; } GivenRow; /* one_gain: of all columns, where `alike` */
 
 static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, TileBackStrips *strips) {
     affine_start(&strips->affine);
@@ -22,53 +22,29 @@ static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, Tile
 
 static GivenRow tile_given(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
     const Problem *p = tiles->p;
-    const float *dy = floats(tiles->t->dy, dense(p, o, r, j), n, p->type, strips->dy);
-    GivenRow g = {normalized(p, tiles->t, o, r, j, n, 0, strips->x), dy, NULL, strips->mean, strips->rstd, 0.0f};
+    const Tensors *t = tiles->t;
+    int64_t at = dense(p, o, r, j);
+    Strip x = normalized(p, t, o, r, j, n, 0, strips->x);
+    GivenRow g = {p->type, x.at, there(t->dy, at, p->type), NULL, strips->mean, strips->rstd, 0.0f};
     if (tiles->alike) {
         float term;
-        constants_at(p, tiles->t, o, r, j, &g.one_gain, &term);
-        if (!p->activation && !p->from_y) return g;
+        constants_at(p, t, o, r, j, &g.one_gain, &term);
+        if (plain(p, t)) return g;
     }
-    const Slot *slot = affine_at(&strips->affine, p, tiles->t, o, r, j, n);
+    const Slot *slot = affine_at(&strips->affine, p, t, o, r, j, n);
     g.gain = slot->gain;
+    if (plain(p, t)) return g;
+    g.type = F32, g.x = as_floats(x, n, strips->x), g.dz = floats(t->dy, at, n, p->type, strips->dy);
     if (p->from_y) {
         x_hat_from(strips->out, g.x, slot->gain, slot->term, n);
         memcpy(strips->x, strips->out, (size_t)n * 4);
         g.x = strips->x, g.mean = strips->zeros, g.rstd = strips->ones;
     }
     if (p->activation) {
-        through_columns(strips->dz, dy, g.x, g.mean, g.rstd, g.gain, slot->term, n, p->activation);
+        through_columns(strips->dz, g.dz, g.x, g.mean, g.rstd, g.gain, slot->term, n, p->activation);
         g.dz = strips->dz;
     }
     return g;
-}
-
-LOOP void add_columns(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    for (int64_t i = 0; i < n; i++) a[i] += dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += dz[i];
-}
-
-LOOP void add_columns_alike(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    float gain = g.one_gain;
-    for (int64_t i = 0; i < n; i++) a[i] += gain * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain * dz[i];
-}
-
-LOOP void add_columns_weighted(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd, *restrict gain = g.gain;
-    for (int64_t i = 0; i < n; i++) a[i] += gain[i] * dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] += gain[i] * dz[i];
-}
-
-#define DZ_X_HAT_COLUMN(AT) (AT(dz) * ((AT(x) - AT(mean)) * AT(rstd)))
-
-LOOP Pair sums_row(GivenRow g, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    SUMS(DZ, DZ_X_HAT_COLUMN)
-}
-
-LOOP void products_row(float *restrict a, float *restrict b, GivenRow g, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean, *restrict rstd = g.rstd;
-    for (int64_t i = 0; i < n; i++) a[i] = dz[i] * ((x[i] - mean[i]) * rstd[i]), b[i] = dz[i];
 }
 
 LOOP void add_weighted_wide(double *restrict sum, const float *restrict gain, const float *restrict x, int64_t n) {
@@ -86,14 +62,15 @@ static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int6
         fill(strips->a, 0.0f, n), fill(strips->b, 0.0f, n);
         for (int64_t r = r0; r < r1; r++) {
             GivenRow g = tile_given(tiles, o, r, j, n, strips);
-            if (!vary) add_columns(strips->a, strips->b, g, n);
-            else if (tiles->alike) add_columns_alike(strips->a, strips->b, g, n);
-            else add_columns_weighted(strips->a, strips->b, g, n);
+            const Loops *loops = loops_of + g.type;
+            if (!vary) loops->add_columns(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, n);
+            else if (tiles->alike) loops->add_columns_alike(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, g.one_gain, n);
+            else loops->add_columns_weighted(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, g.gain, n);
             if (cells && tiles->alike) {
-                Pair sums = sums_row(g, n);
+                Pair sums = loops->sums_row(g.x, g.dz, g.mean, g.rstd, n);
                 cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sums.two, sums.one);
             } else if (cells && vary) {
-                products_row(strips->of_x, strips->of_dz, g, n);
+                loops->products_row(strips->of_x, strips->of_dz, g.x, g.dz, g.mean, g.rstd, n);
                 cells_add_columns(cells, p, tiles->t, o, r, j, n, strips->of_x, strips->of_dz);
             }
             if ((r - r0) % OFTEN == OFTEN - 1 || r == r1 - 1) {
@@ -113,17 +90,6 @@ LOOP void dx_coefficients(TileBackStrips *restrict strips, const float *restrict
     for (int64_t i = 0; i < n; i++) of_x[i] = -c2[i] * rstd[i] * x_rstd[i], constant[i] = -c1[i] * rstd[i];
 }
 
-LOOP void dx_columns_alike(float *restrict out, GivenRow g, const float *restrict rstd, const float *restrict of_x, const float *restrict constant, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean;
-    float gain = g.one_gain;
-    for (int64_t i = 0; i < n; i++) out[i] = gain * rstd[i] * dz[i] + (x[i] - mean[i]) * of_x[i] + constant[i];
-}
-
-LOOP void dx_columns(float *restrict out, GivenRow g, const float *restrict of_dz, const float *restrict of_x, const float *restrict constant, int64_t n) {
-    const float *restrict x = g.x, *restrict dz = g.dz, *restrict mean = g.mean;
-    for (int64_t i = 0; i < n; i++) out[i] = of_dz[i] * dz[i] + (x[i] - mean[i]) * of_x[i] + constant[i];
-}
-
 static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBackStrips *strips) {
     const Problem *p = tiles->p;
     const Tensors *t = tiles->t;
@@ -136,18 +102,18 @@ static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int6
         for (int64_t r = r0; r < r1; r++) {
             GivenRow g = tile_given(tiles, o, r, j, n, strips);
             int64_t at = dense(p, o, r, j);
-            float *out = p->type == F32 ? (float *)t->dx + at : strips->out;
+            void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
             if (r == r0) dx_coefficients(strips, g.rstd, n);
-            if (tiles->alike) dx_columns_alike(out, g, strips->rstd, strips->of_x, strips->constant, n);
+            if (tiles->alike) loops_of[g.type].dx_columns_alike(out, g.x, g.dz, g.mean, strips->rstd, g.one_gain, strips->of_x, strips->constant, n);
             else {
                 if (vary || r == r0) {
                     memcpy(strips->of_dz, strips->rstd, (size_t)n * 4);
                     multiply(strips->of_dz, g.gain, n);
                 }
-                dx_columns(out, g, strips->of_dz, strips->of_x, strips->constant, n);
+                loops_of[g.type].dx_columns(out, g.x, g.dz, g.mean, strips->of_dz, strips->of_x, strips->constant, n);
             }
-            if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->x), n);
-            if (p->type != F32) store(t->dx, at, out, n, p->type);
+            if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
+            if (g.type != p->type) store(t->dx, at, out, n, p->type);
         }
     }
 }
