@@ -66,7 +66,7 @@ EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t thre
     float *coefficients = malloc((size_t)sets * 8), *params = NULL;
     int failed = !coefficients || parameters(p, &t, &params);
     if (!failed) {
-        if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets;
+        if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets, fill(coefficients, 0.0f, 2 * sets);
         in_large_pages(t.dx, sets * p->reps * p->run * size_of(p->type));
         failed = (p->tile ? tiles_backward : packs_fit(p) ? packs_backward : rows_backward)(p, &t, threads, (int)sums);
     }

@@ -83,8 +83,7 @@ static void packs_task(void *job, int64_t number, void *scratch) {
         const void *in = plain ? x.at : pack_floats(x.at, 0, p, &pack, &step, x.type, strips->x);
         void *out = plain || p->type == F32 ? place(t->y, pack.at, p->type) : strips->other;
         loops_of[plain ? p->type : F32].normalize(out, in, step, mean, rstd, slot->gain, slot->term, pack.rows, p->run);
-        if (p->activation) activate(out, n, p->activation);
-        if (!plain && p->type != F32) store(t->y, pack.at, out, n, p->type);
+        if (p->activation) activate(t->y, pack.at, out, n, p->activation, p->type);
     }
 }
 

@@ -53,12 +53,13 @@ static void packs_part_task(void *job, int64_t part, void *scratch) {
         if (cells) {
             if (summed.rows >= OFTEN || (summed.rows && (!same_sample(&p->param, pack.o, summed.o) || !same_sample(&p->modulation, pack.o, summed.o))))
                 packs_flush(packs, cells, strips, &summed);
-            loops_of[type].products(strips->a, strips->b, x, step, mean, rstd, dz, pack.rows, p->run);
+            if (!t->dx) loops_of[type].products(strips->a, strips->b, x, step, mean, rstd, dz, pack.rows, p->run);
             summed.o = pack.o, summed.rows += pack.rows;
         }
         if (t->dx) {
             void *out = type == p->type ? place(t->dx, pack.at, type) : x == strips->x ? strips->other : strips->x;
-            loops_of[type].dx(out, x, step, mean, rstd, t->rstd + row, dz, slot->gain, c1, c2, pack.rows, p->run);
+            if (cells) loops_of[type].dx_and_products(out, strips->a, strips->b, x, step, mean, rstd, t->rstd + row, dz, slot->gain, c1, c2, pack.rows, p->run);
+            else loops_of[type].dx(out, x, step, mean, rstd, t->rstd + row, dz, slot->gain, c1, c2, pack.rows, p->run);
             if (t->dsum) add(out, floats(t->dsum, pack.at, n, p->type, dz == strips->dz ? strips->dy : strips->dz), n);
             if (type != p->type) store(t->dx, pack.at, out, n, p->type);
         }

@@ -1,6 +1,6 @@
 /* What the kernels know of a problem: the view, the parameter maps and the operands of a call. native.py has the first two structures, too. */
 #pragma once
-#include "numbers.h"
+#include "activations.h"
 
 enum { BLOCK = 1024, SLOTS = 16 };  /* elements of a strip: several of them fit the smallest first-level cache; strips of parameters kept */
 enum { PIECE = 1 << 16 };           /* elements of a piece of a set that is shared */

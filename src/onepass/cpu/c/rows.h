@@ -6,20 +6,20 @@
 enum { KEPT = 1 << 14 }; /* elements of a set whose x_hat and dz stay from the sums to dx */
 
 /* How a set is cut: runs into atoms, whose elements share what a kernel needs them to, those into blocks, and blocks are gathered in pieces. */
-typedef struct { int64_t atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
+typedef struct { int64_t size, atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
 
-static Blocks blocks_of(const Problem *p, int64_t atom) {
-    int64_t per_atom = pieces_of(atom, BLOCK), per_run = p->run / atom * per_atom, count = p->reps * per_run;
-    int64_t per_piece = larger(1, PIECE / smaller(atom, BLOCK));
-    return (Blocks){atom, per_atom, per_run, count, per_piece, pieces_of(count, per_piece)};
+static Blocks blocks_of(const Problem *p, int64_t atom, int64_t size) {
+    int64_t per_atom = pieces_of(atom, size), per_run = p->run / atom * per_atom, count = p->reps * per_run;
+    int64_t per_piece = larger(1, PIECE / smaller(atom, size));
+    return (Blocks){size, atom, per_atom, per_run, count, per_piece, pieces_of(count, per_piece)};
 }
 
 typedef struct { int64_t r, j0, n; } Block;
 
 static inline Block block_at(const Problem *p, const Blocks *cut, int64_t s, int64_t number) {
     int64_t r = over(number, cut->per_run), within = number - r * cut->per_run, atom = over(within, cut->per_atom);
-    int64_t start = (within - atom * cut->per_atom) * BLOCK;
-    return (Block){r, s * p->run + atom * cut->atom + start, smaller(BLOCK, cut->atom - start)};
+    int64_t start = (within - atom * cut->per_atom) * cut->size;
+    return (Block){r, s * p->run + atom * cut->atom + start, smaller(cut->size, cut->atom - start)};
 }
 
 typedef struct {
@@ -71,8 +71,8 @@ static void rows_apply(const Rows *rows, int64_t set, int64_t number, RowStrips 
         const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, n);
         loops_of[way.type].normalize(way.out, way.x, 0, t->mean + set, t->rstd + set, slot->gain, slot->term, 1, n);
     }
-    if (p->activation) activate(way.out, n, p->activation);
-    if (way.type != p->type) store(t->y, at, way.out, n, p->type);
+    if (p->activation) activate(t->y, at, way.out, n, p->activation, p->type);
+    else if (way.type != p->type) store(t->y, at, way.out, n, p->type);
 }
 
 /* Whole sets: reduced and applied while they are in the cache. */
@@ -126,16 +126,17 @@ static int rows_shared(const Problem *p, int64_t most) {
     return size > most || (sets < 8 && size > PIECE / 4);
 }
 
-static Rows rows_of(const Problem *p, const Tensors *t) {
+/* `plain`: nothing passes through strips, so blocks can be longer than those. */
+static Rows rows_of(const Problem *p, const Tensors *t, int plain) {
     int64_t atom = atom_of(p);
     int alike = atom >= 64 || atom == p->run;
-    return (Rows){.p = p, .t = t, .cut = blocks_of(p, alike ? atom : p->run), .alike = alike, .sets = p->outer * p->sets};
+    return (Rows){.p = p, .t = t, .cut = blocks_of(p, alike ? atom : p->run, alike && plain ? 4 * BLOCK : BLOCK), .alike = alike, .sets = p->outer * p->sets};
 }
 
 static int64_t batch_of(int64_t bytes) { return larger(1, (4 << 20) / larger(1, bytes)); }
 
 static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Rows rows = rows_of(p, t);
+    Rows rows = rows_of(p, t, !p->activation && !p->residual);
     int64_t size = p->reps * p->run, scratch = aligned(sizeof(RowStrips));
     int shared = !p->given && rows_shared(p, 1 << 17);
     int64_t batch = shared ? smaller(rows.sets, batch_of(size * size_of(p->type))) : 0;

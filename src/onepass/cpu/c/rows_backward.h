@@ -112,10 +112,10 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const float *mad
     void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
     const Loops *loops = loops_of + g.type;
     if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
-    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
-    if (sums && !rows->alike) {
+    else if (!sums) loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
+    else {
         int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
-        loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
+        loops->dx_and_products(out, strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
     }
     if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
     if (g.type != p->type) store(t->dx, at, out, n, p->type);
@@ -136,7 +136,7 @@ static void strips_start(const Rows *rows, BackStrips *strips, const Cells *cell
     for (int64_t i = 0; i < 2 * across; i++) strips->a[i] = 0.0f;
 }
 
-static int64_t sums_across(const Rows *rows) { return !rows->alike ? smaller(rows->p->run, rows->cut.per_piece * BLOCK) : 0; }
+static int64_t sums_across(const Rows *rows) { return !rows->alike ? smaller(rows->p->run, rows->cut.per_piece * rows->cut.size) : 0; }
 
 /* A part of all sets: sums and dx of each. */
 static void rows_part_task(void *job, int64_t part, void *scratch) {
@@ -196,14 +196,14 @@ static void rows_dx_task(void *job, int64_t number, void *scratch) {
 }
 
 static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
-    int64_t from = start * cut->per_piece * BLOCK, to = smaller(p->run, end * cut->per_piece * BLOCK);
+    int64_t from = start * cut->per_piece * cut->size, to = smaller(p->run, end * cut->per_piece * cut->size);
     return (Range){from / p->param.channel_run * p->param.d, ((to - 1) / p->param.channel_run - from / p->param.channel_run) * p->param.d + 1};
 }
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
 static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
     int64_t size = p->reps * p->run;
-    Rows rows = rows_of(p, t);
+    Rows rows = rows_of(p, t, plain(p, t));
     int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(&rows);
     rows.keeps = p->activation && !shared && size <= KEPT;
     int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;

@@ -83,8 +83,8 @@ static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, i
                 }
                 loops_of[way.type].normalize_columns(way.out, way.x, strips->mean, strips->factor, slot->term, n);
             }
-            if (p->activation) activate(way.out, n, p->activation);
-            if (way.type != p->type) store(t->y, at, way.out, n, p->type);
+            if (p->activation) activate(t->y, at, way.out, n, p->activation, p->type);
+            else if (way.type != p->type) store(t->y, at, way.out, n, p->type);
         }
     }
 }

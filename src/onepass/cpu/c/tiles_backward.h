@@ -139,7 +139,13 @@ static void tiles_part_task(void *job, int64_t part, void *scratch) {
     }
 }
 
-/* The sums of a part of the pieces of a batch of samples. */
+static void tiles_dx_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t r0 = number % tiles->pieces * tiles->rows;
+    tiles_dx(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
+}
+
+/* The sums of a part of the pieces of a batch of samples; where statistics are given, dx depends on none of them, and follows at once. */
 static void tiles_sums_task(void *job, int64_t part, void *scratch) {
     const Tiles *tiles = job;
     int64_t w = width(tiles->p), all = tiles->samples * tiles->pieces, end = all * (part + 1) / tiles->parts;
@@ -147,6 +153,7 @@ static void tiles_sums_task(void *job, int64_t part, void *scratch) {
         int64_t r0 = number % tiles->pieces * tiles->rows;
         columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, tiles->first + number / tiles->pieces, r0,
                      smaller(r0 + tiles->rows, tiles->p->reps), 0, w, tiles->one + number * w, tiles->two + number * w, scratch);
+        if (tiles->p->given && tiles->t->dx) tiles_dx_task(job, number, scratch);
     }
 }
 
@@ -158,12 +165,6 @@ static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
     for (int64_t piece = 1; piece < tiles->pieces; piece++)
         for (int64_t t = 0; t < run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
     columns_coefficients(tiles, (tiles->first + o) * tiles->p->sets + s, one, two);
-}
-
-static void tiles_dx_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t r0 = number % tiles->pieces * tiles->rows;
-    tiles_dx(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
 }
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
@@ -190,9 +191,9 @@ static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, i
         tiles.samples = smaller(batch, p->outer - tiles.first);
         if (sums) {
             each(tiles_sums_task, &tiles, tiles.parts, threads, memory, scratch);
-            each(tiles_coefficients_task, &tiles, tiles.samples * p->sets, threads, memory, scratch);
+            if (!p->given) each(tiles_coefficients_task, &tiles, tiles.samples * p->sets, threads, memory, scratch);
         }
-        if (t->dx) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+        if (t->dx && !(sums && p->given)) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
     if (sums) cells_finish(p, t, cells, tiles.parts, threads);
     free(memory);
