@@ -6,6 +6,7 @@
 
 enum { PARTS = 64, PART = 1 << 15 }; /* the most parts; the fewest elements of one */
 enum { OFTEN = 64 };                  /* rows after which sums in float go to the cells */
+enum { APART = 96 };                  /* elements between two arrays: addresses that agree in their last 12 bits get in each other's way */
 
 typedef struct { int64_t start, count; } Range;
 typedef struct { Range range[2]; double *at[4]; } Cells; /* of parameters and modulation; weight, bias, scale, shift; NULL: not wanted */
@@ -41,7 +42,7 @@ static int64_t cells_of(Cells *cells, const Problem *p, const Tensors *t, int64_
 static int64_t parts_of(const Problem *p, const Tensors *t) {
     Range ranges[2] = {{0, p->param.size}, {0, p->modulation.size}};
     int64_t total = p->outer * p->reps * width(p), cells = larger(1, cells_size(t, ranges) / 8);
-    return larger(1, smaller(PARTS, smaller(total / PART, larger(2, total / (4 * cells)))));
+    return larger(1, smaller(PARTS, smaller(total / PART, larger(2, total / (16 * cells)))));
 }
 
 /* `memory`: so many bytes. */

@@ -22,8 +22,8 @@
     do {                                                                                        \
         int64_t i = 0;                                                                          \
         for (; i + VL <= n; i += VL) {                                                          \
-            V first = FIRST(ROW_V, AT_V), second = SECOND(ROW_V, AT_V);                         \
-            put_f32((a) + i, AT_V(a) + first), put_f32((b) + i, AT_V(b) + second);              \
+            V next_a = AT_V(a) + FIRST(ROW_V, AT_V), next_b = AT_V(b) + SECOND(ROW_V, AT_V);    \
+            put_f32((a) + i, next_a), put_f32((b) + i, next_b);                                 \
         }                                                                                       \
         for (; i < n; i++) (a)[i] += FIRST(ROW_1, AT_1), (b)[i] += SECOND(ROW_1, AT_1);         \
     } while (0)
@@ -130,24 +130,6 @@ LOOP void NAME(dx)(void *to, const void *all, int64_t step, const float *restric
         T *restrict out = (T *)to + k * n;
         float mean = means[k], rstd = scales[k], one = c1[k], two = c2[k] * rstds[k];
         EACH(out, DX);
-    }
-}
-
-/* Both at once. */
-LOOP void NAME(dx_and_products)(void *to, float *restrict a, float *restrict b, const void *all, int64_t step, const float *restrict means, const float *restrict rstds,
-                                const float *restrict scales, const void *gradients, const float *restrict gain, const float *restrict c1, const float *restrict c2,
-                                int64_t rows, int64_t n) {
-    for (int64_t k = 0; k < rows; k++) {
-        const T *restrict x = (const T *)all + k * step, *restrict dz = (const T *)gradients + k * n;
-        T *restrict out = (T *)to + k * n;
-        float mean = means[k], rstd = scales[k], x_rstd = rstds[k], one = c1[k], two = c2[k];
-#define BOTH(W, ROW, AT, PUT, PUT_ROW)                                                                  \
-    W d = ROW(dz), x_hat = (ROW(x) - mean) * x_rstd;                                                    \
-    PUT(a + i, AT(a) + d * x_hat), PUT(b + i, AT(b) + d), PUT_ROW(out + i, (AT(gain) * d - one - x_hat * two) * rstd);
-        int64_t i = 0;
-        for (; i + VL <= n; i += VL) { BOTH(V, ROW_V, AT_V, put_f32, JOIN(put, T)) }
-        for (; i < n; i++) { BOTH(float, ROW_1, AT_1, put1_f32, JOIN(put1, T)) }
-#undef BOTH
     }
 }
 
@@ -264,6 +246,6 @@ LOOP void NAME(dx_columns_alike)(void *to, const void *row, const void *gradient
     EACH(out, DX_COLUMN_ALIKE);
 }
 
-#define LOOPS_OF(type) {JOIN(moments, type), JOIN(normalize, type), JOIN(normalize_alike, type), JOIN(sums_alike, type), JOIN(sums, type), JOIN(products, type), JOIN(dx, type), JOIN(dx_and_products, type), JOIN(dx_alike, type), \
+#define LOOPS_OF(type) {JOIN(moments, type), JOIN(normalize, type), JOIN(normalize_alike, type), JOIN(sums_alike, type), JOIN(sums, type), JOIN(products, type), JOIN(dx, type), JOIN(dx_alike, type), \
     JOIN(add_rows, type), JOIN(add_rows_about, type), JOIN(normalize_columns, type), JOIN(normalize_columns_alike, type), JOIN(add_columns, type), JOIN(add_columns_weighted, type), \
     JOIN(add_columns_alike, type), JOIN(sums_row, type), JOIN(products_row, type), JOIN(dx_columns, type), JOIN(dx_columns_alike, type)}

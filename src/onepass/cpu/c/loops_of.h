@@ -36,8 +36,6 @@ typedef struct {
     void (*sums)(float *restrict c1, float *restrict c2, Row x, int64_t step, Floats mean, Floats rstd, Row dz, Floats gain, int64_t rows, int64_t n);
     void (*products)(float *restrict a, float *restrict b, Row x, int64_t step, Floats mean, Floats rstd, Row dz, int64_t rows, int64_t n);
     void (*dx)(void *dx, Row x, int64_t step, Floats mean, Floats rstd, Floats scale, Row dz, Floats gain, Floats c1, Floats c2, int64_t rows, int64_t n);
-    void (*dx_and_products)(void *dx, float *restrict a, float *restrict b, Row x, int64_t step, Floats mean, Floats rstd, Floats scale, Row dz, Floats gain, Floats c1, Floats c2,
-                            int64_t rows, int64_t n);
     void (*dx_alike)(void *dx, Row x, float mean, Row dz, float gain, float c1, float c2, float rstd, int64_t n);
     void (*add_rows)(float *restrict sum, const Row *rows, int64_t count, int64_t n);
     void (*add_rows_about)(float *restrict left, float *restrict squares, Floats about, const Row *rows, int64_t count, int64_t n);

@@ -45,7 +45,9 @@ LOOP void narrow(float *restrict to, const double *restrict from, int64_t n) {
 
 /* Merge the moments of n columns of `rows` rows into mean and m2, which are of `before` rows; in two passes if there are none, else by (42). */
 static void merge_columns(double *mean, double *m2, int64_t before, const Row *x, int64_t type, int64_t rows, int64_t n, int centered) {
-    float about[SPAN], left[SPAN], squares[SPAN];
+    STRIP about[SPAN];
+    STRIP left[SPAN];
+    STRIP squares[SPAN];
     fill(left, 0.0f, n), fill(squares, 0.0f, n);
     if (before || !centered) narrow(about, mean, n);
     else {

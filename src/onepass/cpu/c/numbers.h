@@ -11,6 +11,8 @@
 
 #define LOOP static __attribute__((noinline)) /* called, not inlined, so that the compiler believes `restrict` and vectorizes */
 
+#define STRIP _Alignas(64) float /* an array of floats that vectors are read from */
+
 enum { NONE, F32, BF16, F16 };                    /* types; NONE: there is no such tensor */
 enum { IDENTITY, SILU, RELU, GELU, GELU_TANH };   /* activations */
 

@@ -19,7 +19,7 @@ static int parameters(const Problem *p, Tensors *t, float **memory) {
     float added[4] = {(float)p->offset, 0.0f, 1.0f, 0.0f};
     int64_t total = 0;
     for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) total += sizes[i];
-    *memory = total ? malloc((size_t)total * 4) : NULL;
+    *memory = total ? buffers(4 * total) : NULL;
     if (total && !*memory) return 1;
     float *to = *memory;
     for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) {

@@ -18,7 +18,7 @@ static int packs_fit(const Problem *p) {
 typedef struct { int64_t o, s, rows, at, in_x, step; } Pack;
 
 static Pack pack_at(const Problem *p, int64_t row, int64_t end) {
-    int64_t o = over(row, p->sets), s = row - o * p->sets, rows = smaller(smaller(MOST, larger(1, PACK / p->run)), end - row);
+    int64_t o = over(row, p->sets), s = row - o * p->sets, rows = smaller(p->run > BLOCK ? 1 : smaller(MOST, PACK / p->run), end - row);
     if (p->sets > 1) rows = smaller(rows, p->sets - s);
     else {
         if (affine(p) && p->param.a) rows = smaller(rows, (over(o, p->param.every) + 1) * p->param.every - o);
@@ -27,7 +27,17 @@ static Pack pack_at(const Problem *p, int64_t row, int64_t end) {
     return (Pack){o, s, rows, row * p->run, o * p->xo + s * p->xs, p->sets > 1 ? p->xs : p->xo};
 }
 
-typedef struct { Affine affine; float x[PACK], other[PACK], dy[PACK], dz[PACK], mean[MOST], rstd[MOST], c1[MOST], a[SHORT], b[SHORT]; double means[MOST], m2[MOST]; } PackStrips;
+typedef struct {
+    Affine affine;
+    STRIP x[PACK];
+    STRIP other[PACK];
+    STRIP dy[PACK];
+    STRIP dz[PACK];
+    STRIP a[SHORT + APART];
+    STRIP b[SHORT + APART];
+    float mean[MOST], rstd[MOST], var[MOST];
+    double means[MOST], m2[MOST];
+} PackStrips;
 
 /* The rows of a pack as floats, `*step` apart. */
 static const float *pack_floats(const void *from, int64_t at, const Problem *p, const Pack *pack, int64_t *step, int64_t type, float *strip) {
@@ -69,7 +79,7 @@ static void packs_task(void *job, int64_t number, void *scratch) {
         Pack pack = pack_at(p, row, end);
         int64_t step, n = pack.rows * p->run;
         Strip x = pack_normalized(p, t, &pack, &step, strips);
-        float *mean = t->mean + row, *rstd = t->rstd + row, *var = t->var ? t->var + row : strips->c1;
+        float *mean = t->mean + row, *rstd = t->rstd + row, *var = t->var ? t->var + row : strips->var;
         ahead(t->x, pack.in_x + pack.rows * pack.step, smaller(n, (end - row - pack.rows) * p->run), p->x, 0);
         if (t->y) ahead(t->y, pack.at, n, p->type, 1);
         if (!p->given) {
@@ -90,7 +100,7 @@ static void packs_task(void *job, int64_t number, void *scratch) {
 static int packs_forward(const Problem *p, const Tensors *t, int64_t threads) {
     Packs packs = {.p = p, .t = t, .per_task = larger(1, PART / p->run)};
     int64_t scratch = aligned(sizeof(PackStrips));
-    char *memory = malloc((size_t)(threads * scratch));
+    char *memory = buffers(threads * scratch);
     if (!memory) return 1;
     each(packs_task, &packs, pieces_of(p->outer * p->sets, packs.per_task), threads, memory, scratch);
     free(memory);

@@ -53,16 +53,18 @@ static void packs_part_task(void *job, int64_t part, void *scratch) {
         if (cells) {
             if (summed.rows >= OFTEN || (summed.rows && (!same_sample(&p->param, pack.o, summed.o) || !same_sample(&p->modulation, pack.o, summed.o))))
                 packs_flush(packs, cells, strips, &summed);
-            if (!t->dx) loops_of[type].products(strips->a, strips->b, x, step, mean, rstd, dz, pack.rows, p->run);
             summed.o = pack.o, summed.rows += pack.rows;
         }
-        if (t->dx) {
-            void *out = type == p->type ? place(t->dx, pack.at, type) : x == strips->x ? strips->other : strips->x;
-            if (cells) loops_of[type].dx_and_products(out, strips->a, strips->b, x, step, mean, rstd, t->rstd + row, dz, slot->gain, c1, c2, pack.rows, p->run);
-            else loops_of[type].dx(out, x, step, mean, rstd, t->rstd + row, dz, slot->gain, c1, c2, pack.rows, p->run);
-            if (t->dsum) add(out, floats(t->dsum, pack.at, n, p->type, dz == strips->dz ? strips->dy : strips->dz), n);
-            if (type != p->type) store(t->dx, pack.at, out, n, p->type);
+        void *out = type == p->type ? place(t->dx, pack.at, type) : x == strips->x ? strips->other : strips->x;
+        int64_t block = pack.rows == 1 ? BLOCK : p->run; /* a long row in blocks: what one pass has read is there for the next */
+        for (int64_t i = 0; i < p->run; i += block) {
+            int64_t m = smaller(block, p->run - i);
+            const void *x_block = there(x, i, type), *dz_block = there(dz, i, type);
+            if (cells) loops_of[type].products(strips->a + i, strips->b + i, x_block, step, mean, rstd, dz_block, pack.rows, m);
+            if (t->dx) loops_of[type].dx(place(out, i, type), x_block, step, mean, rstd, t->rstd + row, dz_block, slot->gain + i, c1, c2, pack.rows, m);
         }
+        if (t->dx && t->dsum) add(out, floats(t->dsum, pack.at, n, p->type, dz == strips->dz ? strips->dy : strips->dz), n);
+        if (t->dx && type != p->type) store(t->dx, pack.at, out, n, p->type);
         row += pack.rows;
     }
     if (cells) packs_flush(packs, cells, strips, &summed);
@@ -76,7 +78,7 @@ static int packs_backward(const Problem *p, const Tensors *t, int64_t threads, i
         first[part] = bytes;
         bytes += cells_of(cells + part, p, t, all * part / packs.parts / p->sets, (all * (part + 1) / packs.parts - 1) / p->sets + 1);
     }
-    char *memory = malloc((size_t)(threads * scratch + bytes));
+    char *memory = buffers(threads * scratch + bytes);
     if (!memory) return 1;
     for (int64_t part = 0; part < packs.parts; part++) cells_start(cells + part, t, (double *)(memory + threads * scratch + first[part]));
     packs.cells = cells;

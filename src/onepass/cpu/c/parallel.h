@@ -24,4 +24,6 @@ static void each(Task task, void *job, int64_t count, int64_t threads, void *scr
     else work(&loop);
 }
 
+/* Memory for strips: vectors should not lie across the lines of a cache. */
 static inline int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
+static void *buffers(int64_t bytes) { return aligned_alloc(128, (size_t)aligned(bytes > 0 ? bytes : 1)); }

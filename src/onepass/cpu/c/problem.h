@@ -58,7 +58,9 @@ static void spread(float *restrict to, const float *restrict from, const Problem
 typedef struct {
     const float *gain, *term;
     int64_t param, modulation, j0, n; /* what they are of */
-    float gains[BLOCK], terms[BLOCK], buffer[BLOCK];
+    STRIP gains[BLOCK];
+    STRIP terms[BLOCK];
+    STRIP buffer[BLOCK];
 } Slot;
 
 typedef struct { Slot slots[SLOTS]; } Affine;
@@ -121,7 +123,7 @@ static Strip normalized(const Problem *p, const Tensors *t, int64_t o, int64_t r
     int64_t at = dense(p, o, r, j0);
     if (!p->residual) return (Strip){there(t->x, in_x(p, o, r, j0), p->x), p->x};
     if (!first) return (Strip){there(t->sum, at, p->type), p->type};
-    float other[BLOCK];
+    STRIP other[BLOCK];
     load(strip, t->x, in_x(p, o, r, j0), n, p->x);
     add(strip, floats(t->residual, at, n, p->residual, other), n);
     store(t->sum, at, strip, n, p->type);

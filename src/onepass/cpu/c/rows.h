@@ -35,7 +35,7 @@ typedef struct {
     int keeps, shared;
 } Rows;
 
-typedef struct { Affine affine; float x[BLOCK], out[BLOCK]; } RowStrips;
+typedef struct { Affine affine; STRIP x[BLOCK]; STRIP out[BLOCK]; } RowStrips;
 
 static void rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips *strips, Moments *taken) {
     const Problem *p = rows->p;
@@ -140,7 +140,7 @@ static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
     int64_t size = p->reps * p->run, scratch = aligned(sizeof(RowStrips));
     int shared = !p->given && rows_shared(p, 1 << 17);
     int64_t batch = shared ? smaller(rows.sets, batch_of(size * size_of(p->type))) : 0;
-    char *memory = malloc((size_t)(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments)));
+    char *memory = buffers(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments));
     if (!memory) return 1;
     rows.pieces = (Moments *)(memory + threads * scratch);
     if (p->given) {

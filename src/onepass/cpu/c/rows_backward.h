@@ -4,7 +4,10 @@
 
 typedef struct {
     Affine affine;
-    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK];
+    STRIP x[BLOCK];
+    STRIP dy[BLOCK];
+    STRIP dz[BLOCK];
+    STRIP out[BLOCK];
     const Cells *cells;
     float *a, *b;                       /* sums over rows whose parameters are the same, from column `low` of a row to `high` */
     int64_t o, r, s, low, high, rows;
@@ -112,10 +115,10 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const float *mad
     void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
     const Loops *loops = loops_of + g.type;
     if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
-    else if (!sums) loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
-    else {
+    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
+    if (sums && !rows->alike) {
         int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
-        loops->dx_and_products(out, strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
+        loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
     }
     if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
     if (g.type != p->type) store(t->dx, at, out, n, p->type);
@@ -131,12 +134,12 @@ static void strips_start(const Rows *rows, BackStrips *strips, const Cells *cell
     affine_start(&strips->affine);
     strips->rows = 0, strips->o = strips->r = strips->s = -1;
     strips->cells = any_wanted(rows->t) ? cells : NULL;
-    strips->a = (float *)(strips + 1), strips->b = strips->a + across;
-    strips->kept = rows->keeps ? strips->b + across : NULL;
-    for (int64_t i = 0; i < 2 * across; i++) strips->a[i] = 0.0f;
+    strips->a = (float *)(strips + 1), strips->b = strips->a + across + APART;
+    strips->kept = rows->keeps ? strips->b + across + APART : NULL;
+    fill(strips->a, 0.0f, 2 * (across + APART));
 }
 
-static int64_t sums_across(const Rows *rows) { return !rows->alike ? smaller(rows->p->run, rows->cut.per_piece * rows->cut.size) : 0; }
+static int64_t sums_across(const Rows *rows) { return !rows->alike ? (smaller(rows->p->run, rows->cut.per_piece * rows->cut.size) + 15) / 16 * 16 : 0; }
 
 /* A part of all sets: sums and dx of each. */
 static void rows_part_task(void *job, int64_t part, void *scratch) {
@@ -208,7 +211,7 @@ static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, in
     rows.keeps = p->activation && !shared && size <= KEPT;
     int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;
     rows.parts = !sums ? 0 : apart ? smaller(PARTS, rows.cut.pieces) : smaller(parts_of(p, t), shared ? batch * rows.cut.pieces : all);
-    int64_t scratch = aligned((int64_t)sizeof(BackStrips) + 4 * (2 * sums_across(&rows) + (rows.keeps ? size : 0)));
+    int64_t scratch = aligned((int64_t)sizeof(BackStrips) + 4 * (2 * (sums_across(&rows) + APART) + (rows.keeps ? size : 0)));
     Cells cells[PARTS];
     int64_t bytes = 0, first[PARTS + 1];
     for (int64_t part = 0; part < rows.parts; part++) {
@@ -221,7 +224,7 @@ static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, in
         first[part] = bytes, bytes += size;
     }
     int64_t coefficients = shared && sums ? batch * rows.cut.pieces : 0;
-    char *memory = malloc((size_t)(threads * scratch + bytes + 16 * coefficients));
+    char *memory = buffers(threads * scratch + bytes + 16 * coefficients);
     if (!memory) return 1;
     char *at = memory + threads * scratch;
     for (int64_t part = 0; part < rows.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));

@@ -16,7 +16,14 @@ typedef struct {
     int alike;                     /* all columns of a row share their parameters */
 } Tiles;
 
-typedef struct { Affine affine; float x[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], factor[BLOCK]; } TileStrips;
+typedef struct {
+    Affine affine;
+    STRIP x[BLOCK];
+    STRIP out[BLOCK];
+    STRIP mean[BLOCK];
+    STRIP rstd[BLOCK];
+    STRIP factor[BLOCK];
+} TileStrips;
 
 /* mean and m2 of columns j0 to j1 of rows r0 to r1. */
 static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2, TileStrips *strips) {
@@ -150,7 +157,7 @@ static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
     int shared = tiles_shared(&tiles, size_of(p->type));
     int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(p->reps * w * size_of(p->type))) : 0, moments = p->given ? 0 : batch * tiles.pieces * w;
     int64_t scratch = aligned((int64_t)sizeof(TileStrips) + (shared ? 0 : 16 * tiles.columns));
-    char *memory = malloc((size_t)(threads * scratch + 16 * moments));
+    char *memory = buffers(threads * scratch + 16 * moments);
     if (!memory) return 1;
     tiles.one = (double *)(memory + threads * scratch), tiles.two = tiles.one + moments;
     if (!shared) each(tiles_task, &tiles, p->outer * tiles.chunks, threads, memory, scratch);

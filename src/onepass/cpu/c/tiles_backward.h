@@ -5,8 +5,21 @@
 
 typedef struct {
     Affine affine;
-    float x[BLOCK], dy[BLOCK], dz[BLOCK], out[BLOCK], mean[BLOCK], rstd[BLOCK], a[BLOCK], b[BLOCK];
-    float zeros[BLOCK], ones[BLOCK], c1[BLOCK], c2[BLOCK], of_dz[BLOCK], of_x[BLOCK], constant[BLOCK];
+    STRIP x[BLOCK];
+    STRIP dy[BLOCK];
+    STRIP dz[BLOCK];
+    STRIP out[BLOCK];
+    STRIP mean[BLOCK];
+    STRIP rstd[BLOCK];
+    STRIP a[BLOCK + APART];
+    STRIP b[BLOCK + APART];
+    STRIP zeros[BLOCK];
+    STRIP ones[BLOCK];
+    STRIP c1[BLOCK];
+    STRIP c2[BLOCK];
+    STRIP of_dz[BLOCK];
+    STRIP of_x[BLOCK];
+    STRIP constant[BLOCK];
 } TileBackStrips;
 
 /* A row of a backward: x_hat = (x - mean)·rstd, and dz. */
@@ -181,7 +194,7 @@ static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, i
         int64_t start = shared ? 0 : all * part / tiles.parts / tiles.chunks, end = shared ? p->outer : (all * (part + 1) / tiles.parts - 1) / tiles.chunks + 1;
         first[part] = bytes, bytes += cells_of(cells + part, p, t, start, end);
     }
-    char *memory = malloc((size_t)(threads * scratch + bytes + 16 * columns));
+    char *memory = buffers(threads * scratch + bytes + 16 * columns);
     if (!memory) return 1;
     char *at = memory + threads * scratch;
     for (int64_t part = 0; part < tiles.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));
