@@ -271,18 +271,28 @@ def batch_norm(
         return _defer(batch_norm, locals())
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
-    check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
+    args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
+    track, plain = training and running_mean is not None and running_var is not None, modulate is None and out is None and not return_stats
+    if plain and track:
+        y = ops.tracked(_batch_norm, args, input, weight, bias, running_mean, running_var, momentum)  # pyright: ignore[reportArgumentType]
+        if y is not None:
+            return y
+
+    def checked() -> None:
+        check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
+
+    if plain and input.dim() > 1 and not track and momentum is not None and (training or running_var is not None):
+        return ops.norm(_batch_norm, args, input, weight, bias, *((None, None) if training else running), check=checked)
+    checked()
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
         return input * 1 if weight is None else input * weight
-    args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     if not training:
         return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
-    track = running_mean is not None
-    if not (track or return_stats) and modulate is None and out is None:
-        return ops.norm(_batch_norm, args, input, weight, bias)
     result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
     if track and input.numel():
         _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
+        if plain:
+            ops.remember_tracked(_batch_norm, args, input, weight, bias, running_mean, running_var, momentum)
     return _returned(result, return_stats)
 
 

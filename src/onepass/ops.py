@@ -62,6 +62,12 @@ class Ready:
         return launch or (lambda *operands: self.bare(*operands, NONE).y)
 
     @cached_property
+    def track(self) -> Callable[..., Tensor] | None:
+        """As `infer`, where running statistics are updated too; None if the family leaves that to others."""
+        make = getattr(_module(self.planned), "track", None)
+        return make(self.planned, self.problem) if make else None
+
+    @cached_property
     def bare(self) -> Callable[..., Result]:
         """As `forward`; a family may save itself the statistics."""
         make = getattr(_module(self.planned), "bare", None)
@@ -140,25 +146,29 @@ def norm(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Normalize x, by `mean` and `var` where they are given.
 
     `define(x, weight, bias, *args)` checks what it must and returns the spec. It runs once per kind of call, and is part of the kind: a
-    lasting function, not a lambda made for each call.
+    lasting function, not a lambda made for each call. `check` comes before it, and may look at mean and var.
     """
-    # route(x, weight, bias) is not DIRECT, written out: this is the hot path.
+    # route(x, weight, bias, mean, var) is not DIRECT, written out: this is the hot path.
     if (
         _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() or forward_ad._current_level >= 0
-        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
+        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN or type(mean) not in PLAIN or type(var) not in PLAIN
     ):  # fmt: skip
+        check()
         return full(define, args, x, weight, bias, mean, var).y
     key = (
-        define, args, current.get(), batch_invariant.on, var is None, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
+        define, args, current.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
         weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
+        var is None or (mean is None or (mean.shape, mean.dtype), var.shape, var.dtype),
     )  # fmt: skip
     try:
         ready = _ready.get(key)
         if ready is None:
+            check()
             spec = define(x, weight, bias, *args)
             ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, False, NONE), x.device)
         if _grad_enabled() and (
@@ -167,8 +177,45 @@ def norm(
             return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except (RuntimeError, TypeError):
+        check()
         define(x, weight, bias, *args)  # explains what is not in the key, a parameter on another device, or cannot be, a list
         raise
+
+
+def tracked(
+    define: Define,
+    args: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+) -> Tensor | None:
+    """Normalize x by its own statistics, and update the running ones, (12); None, with nothing done, where that takes more than one call of
+    a kernel, or where a call of this kind was not seen before and has to be checked."""
+    running = running_mean, running_var
+    if route(x, weight, bias, *running) is not DIRECT or not all(t.is_cpu and t.is_contiguous() for t in running):
+        return None
+    if _grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *running)):
+        return None
+    ready = _ready.get(_kind_of_tracked(define, args, x, weight, bias, running_mean, running_var, momentum))
+    if ready is None or ready.track is None:
+        return None
+    return ready.track(x, weight, bias, running_mean, running_var, momentum)
+
+
+def _kind_of_tracked(define: Define, args: tuple[Any, ...], x: Tensor, *operands: Any) -> tuple[Any, ...]:
+    tensors = [None if t is None else (t.shape, t.dtype) for t in operands[:4]]
+    return (define, args, current.get(), batch_invariant.on, operands[4], x.shape, x.stride(), x.dtype, x.is_cpu, *tensors)
+
+
+def remember_tracked(define: Define, args: tuple[Any, ...], x: Tensor, weight, bias, running_mean, running_var, momentum: float) -> None:
+    """That a call of this kind was checked, and went well: the next may be `tracked`."""
+    fits = isinstance(momentum, float) and running_mean.dtype == running_var.dtype == torch.float32
+    if fits and route(x, weight, bias, running_mean, running_var) is DIRECT and x.is_cpu and running_mean.shape == running_var.shape:
+        ready = _bound(define(x, weight, bias, *args), x, weight, bias, False, True)
+        _ready[_kind_of_tracked(define, args, x, weight, bias, running_mean, running_var, momentum)] = ready
 
 
 def full(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from ctypes import CDLL, c_char_p, c_int64, c_void_p
+from ctypes import CDLL, c_char_p, c_double, c_int64, c_void_p
 from functools import cache
 from math import prod
 from struct import Struct
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from ..moments import Mix, Moments
 from ..plan import Plan
@@ -26,12 +27,13 @@ TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 ACTIVATIONS = ("", "silu", "relu", "gelu", "gelu_tanh")
 SMALL = 1 << 15  # elements; fewer stay on one thread
 
-_pack_problem = Struct("@19q2d16q").pack
+_pack_problem = Struct("@20q2d16q").pack
 _pack_tensors = Struct("@20P").pack
 
 
 class _Library(NamedTuple):
     forward: Callable[..., int]
+    track: Callable[..., int]
     backward: Callable[..., int]
     threads: Callable[[], int]  # how many may work
     one_thread: str  # why no more than one may, or ""
@@ -40,13 +42,14 @@ class _Library(NamedTuple):
 @cache
 def _library() -> _Library:
     library = build.library()
-    forward, backward = library.onepass_forward, library.onepass_backward
+    forward, track, backward = library.onepass_forward, library.onepass_track, library.onepass_backward
     forward.argtypes, backward.argtypes = [c_char_p, c_char_p, c_int64], [c_char_p, c_char_p, c_int64, c_int64]
+    track.argtypes = [c_char_p, c_char_p, c_int64, c_void_p, c_void_p, c_double]
     parallel, reason = _openmp()
     library.onepass_threads(parallel)
     if reason:
-        return _Library(forward, backward, lambda: 1, reason)
-    return _Library(forward, backward, _threads, "")
+        return _Library(forward, track, backward, lambda: 1, reason)
+    return _Library(forward, track, backward, _threads, "")
 
 
 def _openmp() -> tuple[c_void_p, str]:
@@ -108,9 +111,11 @@ class _Walk(NamedTuple):
     modulation: _Map
     tile: bool
     copies: bool  # x is laid out like y first
+    fold: int = 1  # narrow rows of a tile that are walked as one
 
 
 SHORT = 64  # a run that is walked across rather than along
+NARROW = 512  # elements; rows that are not half as wide are walked several at a time
 
 
 def _walk(problem: NormProblem) -> _Walk:
@@ -129,7 +134,10 @@ def _walk(problem: NormProblem) -> _Walk:
         flat = [_flat(map_, t) for map_ in maps]
         if None not in flat:
             return _Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
-    return _Walk((o, r, s, t), (xo, xr, xs), *maps, tile=r > 1 and t < SHORT, copies=copies)
+    tile, fold = r > 1 and t < SHORT, 1
+    if tile and xr == s * t and not maps[0].b and not maps[1].b:
+        fold = max(k for k in range(1, max(NARROW // (s * t), 1) + 1) if r % k == 0)
+    return _Walk((o, r // fold, s, t), (xo, xr * fold, xs), *maps, tile, copies, fold)
 
 
 def _flat(map_: _Map, run: int) -> _Map | None:
@@ -150,13 +158,13 @@ class _Call:
         self.problem, self.library = problem, _library()
         self.walk = _walk(problem)
         self.small = prod(problem.shape) < SMALL
-        self.count = self.walk.sizes[1] * self.walk.sizes[3]
+        self.count = self.walk.sizes[1] * self.walk.fold * self.walk.sizes[3]
 
     def packed(self, given: bool, residual: bool) -> bytes:
         problem, walk, spec = self.problem, self.walk, self.problem.spec
         x, other = problem.addends if residual and problem.addends else (problem.dtype, None)
         types = [TYPES[t] for t in (x, other, problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift)]
-        flags = ACTIVATIONS.index(spec.activation), spec.centered, given, problem.from_y, walk.tile
+        flags = ACTIVATIONS.index(spec.activation), spec.centered, given, problem.from_y, walk.tile, walk.fold
         offset = spec.weight_offset if problem.weight else 0.0
         return _pack_problem(*walk.sizes, *walk.strides, *types, *flags, spec.eps, offset, *walk.param, *walk.modulation)
 
@@ -244,22 +252,47 @@ _NO_GRADIENTS = (0,) * 9
 def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     """y alone, where nothing must be copied, added, modulated or mixed: the call that must cost no more than torch's own."""
     call = _Call(problem)
-    if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix:
+    if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix:
         return None
-    run, threads, small = call.library.forward, call.library.threads, call.small
-    packed, shape, stride, dtype = call.packed(False, False), problem.shape, problem.y_stride, problem.dtype
-    empty, pack = torch.empty_strided, _pack_tensors
+    run, threads, small, given = call.library.forward, call.library.threads, call.small, problem.given
+    packed, shape, stride, dtype = call.packed(given, False), problem.shape, problem.y_stride, problem.dtype
+    empty, pack, f32 = torch.empty_strided, _pack_tensors, torch.float32
 
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
         y = empty(shape, stride, dtype=dtype)
-        w = b = 0
+        w = b = m = v = 0
         if weight is not None:
-            w = weight.data_ptr() if weight.is_cpu and weight.is_contiguous() else (weight := _dense(weight)).data_ptr()  # pyright: ignore
+            weight = weight if weight.is_cpu and weight.is_contiguous() else _dense(weight)
+            w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         if bias is not None:
-            b = bias.data_ptr() if bias.is_cpu and bias.is_contiguous() else (bias := _dense(bias)).data_ptr()  # pyright: ignore
-        pointers = pack(x.data_ptr(), 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-        if run(packed, pointers, 1 if small else threads()):
+            bias = bias if bias.is_cpu and bias.is_contiguous() else _dense(bias)
+            b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        if given:
+            mean, var = (
+                t if t is None or (t.is_cpu and t.dtype is f32 and t.dim() == 1 and t.is_contiguous()) else call.stat(t) for t in (mean, var)
+            )
+            m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        if run(packed, pack(x.data_ptr(), 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
             _check(1)
+        return y
+
+    return launch
+
+
+def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+    """As `infer`, and running statistics are updated in place."""
+    call = _Call(problem)
+    if call.walk.copies or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
+        return None
+    run, packed = call.library.track, call.packed(False, False)
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
+        y = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype)
+        weight, bias = _dense(weight), _dense(bias)
+        pointers = _pointers(x, None, weight, bias)
+        tensors = _pack_tensors(*pointers, 0, 0, 0, 0, 0, y.data_ptr(), 0, *_NO_GRADIENTS)
+        _check(run(packed, tensors, call.threads(), mean.data_ptr(), var.data_ptr(), momentum))
+        increment_version((mean, var))  # as any change in place
         return y
 
     return launch

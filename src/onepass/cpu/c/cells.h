@@ -66,8 +66,8 @@ static inline void cells_add(const Cells *cells, const Problem *p, const Tensors
 
 /* How many columns, from j on, have the parameter of j. */
 static inline int64_t shared_after(const Problem *p, const Map *m, int64_t j) {
-    int64_t t = j % p->run;
-    return m->d ? m->channel_run - t % m->channel_run : p->run - t;
+    int64_t t = rest(j, p->run);
+    return m->d ? m->channel_run - rest(t, m->channel_run) : p->run - t;
 }
 
 /* The same for columns j0 to j0 + n of a row. */
@@ -80,7 +80,7 @@ static void cells_add_columns(const Cells *cells, const Problem *p, const Tensor
         int64_t j = j0 + i, end = smaller(n, i + smaller(shared_after(p, &p->param, j), shared_after(p, &p->modulation, j)));
         double sum_a = 0.0, sum_b = 0.0;
         for (; i < end; i++) sum_a += a[i], sum_b += b[i];
-        cells_add(cells, p, t, map_index(&p->param, param, p->run, j), map_index(&p->modulation, modulation, p->run, j), sum_a, sum_b);
+        cells_add(cells, p, t, map_index(p, &p->param, param, j), map_index(p, &p->modulation, modulation, j), sum_a, sum_b);
     }
 }
 

@@ -19,7 +19,7 @@ static int parameters(const Problem *p, Tensors *t, float **memory) {
     float added[4] = {(float)p->offset, 0.0f, 1.0f, 0.0f};
     int64_t total = 0;
     for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) total += sizes[i];
-    *memory = total ? buffers(4 * total) : NULL;
+    *memory = total ? malloc((size_t)total * 4) : NULL;
     if (total && !*memory) return 1;
     float *to = *memory;
     for (int i = 0; i < 4; i++) if (types[i] > F32 || (types[i] && added[i] != 0.0f)) {
@@ -45,7 +45,7 @@ static void in_large_pages(void *memory, int64_t bytes) {
 /* Statistics and y; without y, the statistics alone. Returns 0, or 1 where memory is short. */
 EXPORT int onepass_forward(const Problem *p, const Tensors *given, int64_t threads) {
     Tensors t = *given;
-    int64_t sets = p->outer * p->sets, bytes = sets * p->reps * p->run * size_of(p->type);
+    int64_t sets = p->outer * p->sets, bytes = p->outer * p->reps * width(p) * size_of(p->type);
     float *statistics = malloc((size_t)sets * 8), *params = NULL;
     int failed = !statistics || parameters(p, &t, &params);
     if (!failed) {
@@ -59,6 +59,23 @@ EXPORT int onepass_forward(const Problem *p, const Tensors *given, int64_t threa
     return failed;
 }
 
+/* The same, and the running statistics become (1 - momentum)·running + momentum·batch, (12), with the unbiased variance, (13). */
+EXPORT int onepass_track(const Problem *p, const Tensors *given, int64_t threads, float *running_mean, float *running_var, double momentum) {
+    Tensors t = *given;
+    int64_t sets = p->outer * p->sets, count = p->reps * p->fold * p->run;
+    float *statistics = malloc((size_t)sets * 8);
+    if (!statistics) return 1;
+    t.mean = statistics, t.var = statistics + sets;
+    int failed = onepass_forward(p, &t, threads);
+    double unbiased = (double)count / (double)larger(count - 1, 1);
+    for (int64_t set = 0; set < sets && !failed; set++) {
+        running_mean[set] = (float)((1.0 - momentum) * running_mean[set] + momentum * t.mean[set]);
+        running_var[set] = (float)((1.0 - momentum) * running_var[set] + momentum * unbiased * t.var[set]);
+    }
+    free(statistics);
+    return failed;
+}
+
 /* The gradients that have a place in t. c1 and c2 are kept where there is one; with `sums` 0 they are given, and dx alone is computed. */
 EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t threads, int64_t sums) {
     Tensors t = *given;
@@ -67,7 +84,7 @@ EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t thre
     int failed = !coefficients || parameters(p, &t, &params);
     if (!failed) {
         if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets, fill(coefficients, 0.0f, 2 * sets);
-        in_large_pages(t.dx, sets * p->reps * p->run * size_of(p->type));
+        in_large_pages(t.dx, p->outer * p->reps * width(p) * size_of(p->type));
         failed = (p->tile ? tiles_backward : packs_fit(p) ? packs_backward : rows_backward)(p, &t, threads, (int)sums);
     }
     free(params), free(coefficients);

@@ -103,6 +103,6 @@ static int packs_forward(const Problem *p, const Tensors *t, int64_t threads) {
     char *memory = buffers(threads * scratch);
     if (!memory) return 1;
     each(packs_task, &packs, pieces_of(p->outer * p->sets, packs.per_task), threads, memory, scratch);
-    free(memory);
+    release(memory);
     return 0;
 }

@@ -84,6 +84,6 @@ static int packs_backward(const Problem *p, const Tensors *t, int64_t threads, i
     packs.cells = cells;
     each(packs_part_task, &packs, packs.parts, threads, memory, scratch);
     if (sums) cells_finish(p, t, cells, packs.parts, threads);
-    free(memory);
+    release(memory);
     return 0;
 }

@@ -26,4 +26,24 @@ static void each(Task task, void *job, int64_t count, int64_t threads, void *scr
 
 /* Memory for strips: vectors should not lie across the lines of a cache. */
 static inline int64_t aligned(int64_t bytes) { return (bytes + 127) / 128 * 128; }
-static void *buffers(int64_t bytes) { return aligned_alloc(128, (size_t)aligned(bytes > 0 ? bytes : 1)); }
+
+/* One buffer is kept for the next call: new memory would cost as much as a small norm. Whoever finds it gone allocates. */
+typedef struct { int64_t size; } Header;
+enum { HEADER = 128, SPARE = 4 << 20 }; /* bytes; no larger one is kept */
+static _Atomic(Header *) spare;
+
+static void *buffers(int64_t bytes) {
+    Header *header = atomic_exchange(&spare, NULL);
+    if (!header || header->size < bytes) {
+        free(header);
+        header = aligned_alloc(HEADER, (size_t)(HEADER + aligned(bytes)));
+        if (!header) return NULL;
+        header->size = bytes;
+    }
+    return (char *)header + HEADER;
+}
+
+static void release(void *memory) {
+    Header *header = memory ? (Header *)((char *)memory - HEADER) : NULL;
+    free(header && header->size <= SPARE ? atomic_exchange(&spare, header) : header);
+}

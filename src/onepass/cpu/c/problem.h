@@ -12,6 +12,7 @@ typedef struct {
     int64_t xo, xr, xs;                                    /* strides of x in elements; all else that has x's shape is dense */
     int64_t x, residual, type, weight, bias, scale, shift; /* types; `type` is that of the sum, and of y, dy and dx */
     int64_t activation, centered, given, from_y, tile;
+    int64_t fold;                                          /* so many narrow rows of a tile are one: reps and xr are of those */
     double eps, offset;
     Map param, modulation;
 } Problem;
@@ -25,16 +26,18 @@ typedef struct {
     float *c1, *c2;
 } Tensors;
 
-static inline int64_t width(const Problem *p) { return p->sets * p->run; }
+static inline int64_t width(const Problem *p) { return p->fold * p->sets * p->run; }
+static inline int64_t set_of(const Problem *p, int64_t j) { return rest(over(j, p->run), p->sets); }
 static inline int64_t dense(const Problem *p, int64_t o, int64_t r, int64_t j) { return (o * p->reps + r) * width(p) + j; }
 static inline int64_t map_base(const Map *m, int64_t o, int64_t r) { return m->a ? rest(over(o, m->every), m->period) * m->a + r * m->b : r * m->b; }
 
-static inline int64_t map_index(const Map *m, int64_t base, int64_t run, int64_t j) {
-    return base + (m->c ? over(j, run) * m->c : 0) + (m->d ? over(rest(j, run), m->channel_run) * m->d : 0);
+static inline int64_t map_index(const Problem *p, const Map *m, int64_t base, int64_t j) {
+    return base + (m->c ? set_of(p, j) * m->c : 0) + (m->d ? over(rest(j, p->run), m->channel_run) * m->d : 0);
 }
 
 /* Whether consecutive columns use consecutive parameters; whether all columns use the same. */
 static inline int is_linear(const Problem *p, const Map *m) {
+    if (p->fold > 1) return 0;
     if (p->run == 1) return m->c == 1 || p->sets == 1;
     return m->d == 1 && m->channel_run == 1 && (p->sets == 1 || m->c == p->run);
 }
@@ -47,55 +50,56 @@ static void spread(float *restrict to, const float *restrict from, const Problem
     if (is_constant(p, m)) fill(to, from[base], n);
     else if (is_linear(p, m)) memcpy(to, from + base + j0, (size_t)n * 4);
     else for (int64_t j = j0; j < j0 + n;) {
-        int64_t s = j / p->run, t = j % p->run, channel = t / m->channel_run;
-        int64_t end = smaller(j0 + n, s * p->run + (m->d ? (channel + 1) * m->channel_run : p->run));
-        float value = from[base + s * m->c + channel * m->d];
+        int64_t t = rest(j, p->run), channel = over(t, m->channel_run);
+        int64_t end = smaller(j0 + n, j - t + (m->d ? (channel + 1) * m->channel_run : p->run));
+        float value = from[base + set_of(p, j) * m->c + channel * m->d];
         for (; j < end; j++) to[j - j0] = value;
     }
 }
 
 /* z = x_hat·gain + term for consecutive columns of a row: (5) and (31) folded. Kept while rows use the same parameters. */
-typedef struct {
-    const float *gain, *term;
-    int64_t param, modulation, j0, n; /* what they are of */
-    STRIP gains[BLOCK];
-    STRIP terms[BLOCK];
-    STRIP buffer[BLOCK];
-} Slot;
+typedef struct { const float *gain, *term; int64_t param, modulation, j0, n; } Slot; /* what they are of */
 
-typedef struct { Slot slots[SLOTS]; } Affine;
+typedef struct {
+    Slot slots[SLOTS];
+    STRIP gains[SLOTS][BLOCK];
+    STRIP terms[SLOTS][BLOCK];
+    STRIP buffer[BLOCK];
+} Affine;
 
 static void affine_start(Affine *affine) { for (int i = 0; i < SLOTS; i++) affine->slots[i].n = -1; }
 
 static const Slot *affine_at(Affine *affine, const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n) {
-    Slot *slot = affine->slots + j0 / BLOCK % SLOTS;
+    int number = (int)(j0 / BLOCK % SLOTS);
+    Slot *slot = affine->slots + number;
+    float *gains = affine->gains[number], *terms = affine->terms[number];
     int64_t param = map_base(&p->param, o, r), modulation = map_base(&p->modulation, o, r);
     if (slot->n == n && slot->j0 == j0 && slot->param == param && slot->modulation == modulation) return slot;
     slot->param = param, slot->modulation = modulation, slot->j0 = j0, slot->n = n;
-    slot->gain = slot->gains, slot->term = slot->terms;
+    slot->gain = gains, slot->term = terms;
     int direct = !p->scale && is_linear(p, &p->param);
     if (direct && p->weight) slot->gain = (const float *)t->weight + param + j0;
-    else if (p->weight) spread(slot->gains, t->weight, p, &p->param, param, j0, n);
-    else fill(slot->gains, 1.0f, n);
+    else if (p->weight) spread(gains, t->weight, p, &p->param, param, j0, n);
+    else fill(gains, 1.0f, n);
     if (direct && p->bias && !p->shift) slot->term = (const float *)t->bias + param + j0;
-    else if (p->bias) spread(slot->terms, t->bias, p, &p->param, param, j0, n);
-    else fill(slot->terms, 0.0f, n);
+    else if (p->bias) spread(terms, t->bias, p, &p->param, param, j0, n);
+    else fill(terms, 0.0f, n);
     if (p->scale) {
-        spread(slot->buffer, t->scale, p, &p->modulation, modulation, j0, n);
-        multiply(slot->gains, slot->buffer, n);
-        multiply(slot->terms, slot->buffer, n);
+        spread(affine->buffer, t->scale, p, &p->modulation, modulation, j0, n);
+        multiply(gains, affine->buffer, n);
+        multiply(terms, affine->buffer, n);
     }
     if (p->shift) {
-        spread(slot->buffer, t->shift, p, &p->modulation, modulation, j0, n);
-        add(slot->terms, slot->buffer, n);
+        spread(affine->buffer, t->shift, p, &p->modulation, modulation, j0, n);
+        add(terms, affine->buffer, n);
     }
     return slot;
 }
 
 /* The same where columns share their parameters. */
 static inline void constants_at(const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j, float *gain, float *term) {
-    int64_t param = map_index(&p->param, map_base(&p->param, o, r), p->run, j);
-    int64_t modulation = map_index(&p->modulation, map_base(&p->modulation, o, r), p->run, j);
+    int64_t param = map_index(p, &p->param, map_base(&p->param, o, r), j);
+    int64_t modulation = map_index(p, &p->modulation, map_base(&p->modulation, o, r), j);
     *gain = p->weight ? ((const float *)t->weight)[param] : 1.0f, *term = p->bias ? ((const float *)t->bias)[param] : 0.0f;
     if (p->scale) *gain *= ((const float *)t->scale)[modulation], *term *= ((const float *)t->scale)[modulation];
     if (p->shift) *term += ((const float *)t->shift)[modulation];

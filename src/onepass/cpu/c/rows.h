@@ -159,6 +159,6 @@ static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
         }
         if (t->y) each(rows_apply_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
     }
-    free(memory);
+    release(memory);
     return 0;
 }

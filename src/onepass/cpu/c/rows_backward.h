@@ -90,8 +90,8 @@ static void rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *
             double a = (double)sums.two * g.rstd;
             *c1 += (double)g.one_gain * sums.one, *c2 += g.one_gain * a; /* (41) */
             if (strips->cells) {
-                int64_t param = map_index(&p->param, map_base(&p->param, o, block.r), p->run, block.j0);
-                cells_add(strips->cells, p, rows->t, param, map_index(&p->modulation, map_base(&p->modulation, o, block.r), p->run, block.j0), a, sums.one);
+                int64_t param = map_index(p, &p->param, map_base(&p->param, o, block.r), block.j0);
+                cells_add(strips->cells, p, rows->t, param, map_index(p, &p->modulation, map_base(&p->modulation, o, block.r), block.j0), a, sums.one);
             }
         } else {
             float one, two;
@@ -125,7 +125,7 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const float *mad
 }
 
 static void set_coefficients(const Problem *p, const Tensors *t, int64_t set, double c1, double c2) {
-    double count = (double)(p->reps * p->run);
+    double count = (double)(p->reps * p->fold * p->run);
     t->c1[set] = p->given || !p->centered ? 0.0f : (float)(c1 / count);
     t->c2[set] = p->given ? 0.0f : (float)(c2 / count);
 }
@@ -241,6 +241,6 @@ static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, in
         if (t->dx) each(rows_dx_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
     }
     if (sums) cells_finish(p, t, cells, rows.parts, threads);
-    free(memory);
+    release(memory);
     return 0;
 }

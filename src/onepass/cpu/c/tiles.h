@@ -37,22 +37,26 @@ static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r
     }
 }
 
-/* The columns of a set, `count` rows each, taken together. */
-static Moments together(const double *mean, const double *m2, int64_t run, double count, int centered) {
-    double middle = 0.0, squares = 0.0;
-    for (int64_t t = 0; t < run; t++) middle += mean[t], squares += m2[t];
-    middle = middle / (double)run;
-    if (centered && run > 1) for (int64_t t = 0; t < run; t++) squares += count * (mean[t] - middle) * (mean[t] - middle);
-    return (Moments){count * (double)run, middle, squares};
+/* The columns of a set, p->reps rows each, taken together; in rows that are folded, it has them several times. */
+static Moments together(const Problem *p, const double *mean, const double *m2) {
+    int64_t apart = p->sets * p->run;
+    double middle = 0.0, squares = 0.0, columns = (double)(p->fold * p->run);
+    for (int64_t k = 0; k < p->fold; k++) for (int64_t t = k * apart; t < k * apart + p->run; t++) middle += mean[t], squares += m2[t];
+    middle /= columns;
+    if (p->centered && columns > 1.0)
+        for (int64_t k = 0; k < p->fold; k++)
+            for (int64_t t = k * apart; t < k * apart + p->run; t++) squares += (double)p->reps * (mean[t] - middle) * (mean[t] - middle);
+    return (Moments){(double)p->reps * columns, middle, squares};
 }
 
 /* A statistic of the sets, for each of their columns. */
 static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
     const float *of = stat + o * p->sets;
-    if (p->run == 1) memcpy(to, of + j0, (size_t)n * 4);
+    if (p->run == 1 && p->fold == 1) memcpy(to, of + j0, (size_t)n * 4);
     else for (int64_t j = j0; j < j0 + n;) {
-        int64_t s = j / p->run, end = smaller(j0 + n, (s + 1) * p->run);
-        for (; j < end; j++) to[j - j0] = of[s];
+        int64_t end = smaller(j0 + n, j - rest(j, p->run) + p->run);
+        float value = of[set_of(p, j)];
+        for (; j < end; j++) to[j - j0] = value;
     }
 }
 
@@ -105,8 +109,8 @@ static void tiles_task(void *job, int64_t number, void *scratch) {
     int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
     if (!p->given) {
         columns_moments(tiles, o, 0, p->reps, j0, j1, mean, m2, strips);
-        for (int64_t j = 0; j < j1 - j0; j += p->run)
-            set_statistics(p, tiles->t, o * p->sets + (j0 + j) / p->run, together(mean + j, m2 + j, p->run, (double)p->reps, (int)p->centered));
+        for (int64_t j = 0; j < smaller(j1 - j0, p->sets * p->run); j += p->run)
+            set_statistics(p, tiles->t, o * p->sets + (j0 + j) / p->run, together(p, mean + j, m2 + j));
     }
     if (tiles->t->y) tiles_apply(tiles, o, 0, p->reps, j0, j1, strips);
 }
@@ -124,7 +128,7 @@ static void tiles_combine_task(void *job, int64_t number, void *scratch) {
     int64_t o = number / p->sets, s = number % p->sets, w = width(p);
     double *one = tiles->one + o * tiles->pieces * w + s * p->run, *two = tiles->two + o * tiles->pieces * w + s * p->run;
     (void)scratch;
-    for (int64_t t = 0; t < p->run; t++) {
+    for (int64_t k = 0; k < p->fold; k++) for (int64_t t = k * p->sets * p->run; t < k * p->sets * p->run + p->run; t++) {
         Moments all = {0.0, 0.0, 0.0};
         for (int64_t piece = 0; piece < tiles->pieces; piece++) {
             double rows = (double)(smaller(p->reps, (piece + 1) * tiles->rows) - piece * tiles->rows);
@@ -132,7 +136,7 @@ static void tiles_combine_task(void *job, int64_t number, void *scratch) {
         }
         one[t] = all.mean, two[t] = all.m2;
     }
-    set_statistics(p, tiles->t, (tiles->first + o) * p->sets + s, together(one, two, p->run, (double)p->reps, (int)p->centered));
+    set_statistics(p, tiles->t, (tiles->first + o) * p->sets + s, together(p, one, two));
 }
 
 static void tiles_apply_task(void *job, int64_t number, void *scratch) {
@@ -145,7 +149,7 @@ static void tiles_apply_task(void *job, int64_t number, void *scratch) {
 static int tiles_shared(Tiles *tiles, int64_t bytes) {
     const Problem *p = tiles->p;
     int64_t w = width(p), sets = larger(1, CACHED / larger(1, p->reps * p->run * bytes));
-    tiles->columns = smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
+    tiles->columns = p->fold > 1 ? w : smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
     tiles->chunks = pieces_of(w, tiles->columns);
     tiles->rows = larger(FIRST, PIECE / w), tiles->pieces = pieces_of(p->reps, tiles->rows);
     if (tiles->columns * size_of(p->type) < NARROW && tiles->columns < w) return 1;
@@ -169,6 +173,6 @@ static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
         }
         if (t->y) each(tiles_apply_task, &tiles, samples * tiles.pieces, threads, memory, scratch);
     }
-    free(memory);
+    release(memory);
     return 0;
 }

@@ -133,7 +133,8 @@ static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int6
 
 static void columns_coefficients(const Tiles *tiles, int64_t set, const double *one, const double *two) {
     double c1 = 0.0, c2 = 0.0;
-    for (int64_t t = 0; t < tiles->p->run; t++) c1 += one[t], c2 += two[t];
+    int64_t apart = tiles->p->sets * tiles->p->run;
+    for (int64_t k = 0; k < tiles->p->fold; k++) for (int64_t t = k * apart; t < k * apart + tiles->p->run; t++) c1 += one[t], c2 += two[t];
     set_coefficients(tiles->p, tiles->t, set, c1, c2);
 }
 
@@ -147,7 +148,7 @@ static void tiles_part_task(void *job, int64_t part, void *scratch) {
     for (int64_t number = all * part / tiles->parts; number < end; number++) {
         int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
         columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, o, 0, p->reps, j0, j1, one, two, strips);
-        for (int64_t j = 0; j < j1 - j0; j += p->run) columns_coefficients(tiles, o * p->sets + (j0 + j) / p->run, one + j, two + j);
+        for (int64_t j = 0; j < smaller(j1 - j0, p->sets * p->run); j += p->run) columns_coefficients(tiles, o * p->sets + (j0 + j) / p->run, one + j, two + j);
         if (tiles->t->dx) tiles_dx(tiles, o, 0, p->reps, j0, j1, strips);
     }
 }
@@ -176,7 +177,8 @@ static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
     double *one = tiles->one + o * tiles->pieces * w + s * run, *two = tiles->two + o * tiles->pieces * w + s * run;
     (void)scratch;
     for (int64_t piece = 1; piece < tiles->pieces; piece++)
-        for (int64_t t = 0; t < run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
+        for (int64_t k = 0; k < tiles->p->fold; k++)
+            for (int64_t t = k * tiles->p->sets * run; t < k * tiles->p->sets * run + run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
     columns_coefficients(tiles, (tiles->first + o) * tiles->p->sets + s, one, two);
 }
 
@@ -209,6 +211,6 @@ static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, i
         if (t->dx && !(sums && p->given)) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
     if (sums) cells_finish(p, t, cells, tiles.parts, threads);
-    free(memory);
+    release(memory);
     return 0;
 }
