@@ -89,10 +89,18 @@ class Ready:
         return add_first
 
     @cached_property
+    def planned_back(self) -> Plan:
+        return plan(self.problem.seen(BACKWARD), self.device, BACKWARD, self.options)
+
+    @cached_property
     def backward(self) -> Callable[..., Gradients]:
-        problem = self.problem.seen(BACKWARD)
-        planned = plan(problem, self.device, BACKWARD, self.options)
-        return _module(planned).backward(planned, problem)
+        return _module(self.planned_back).backward(self.planned_back, self.problem.seen(BACKWARD))
+
+    @cached_property
+    def train(self) -> Any:
+        """A shorter way through forward and backward, if the family has both and one."""
+        make = getattr(_module(self.planned), "train", None)
+        return make(self.problem) if make and self.planned.family == self.planned_back.family else None
 
 
 def _settled(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
@@ -156,14 +164,15 @@ def norm(
     # route(x, weight, bias, mean, var) is not DIRECT, written out: this is the hot path.
     if (
         _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() or forward_ad._current_level >= 0
-        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN or type(mean) not in PLAIN or type(var) not in PLAIN
+        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
+        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN))
     ):  # fmt: skip
         check()
         return full(define, args, x, weight, bias, mean, var).y
     key = (
         define, args, current.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
         weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
-        var is None or (mean is None or (mean.shape, mean.dtype), var.shape, var.dtype),
+        None if var is None else (None if mean is None else (mean.shape, mean.dtype), var.shape, var.dtype),
     )  # fmt: skip
     try:
         ready = _ready.get(key)
@@ -174,6 +183,8 @@ def norm(
         if _grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
+            if ready.train:
+                return _Plain.apply(ready, x, weight, bias)  # pyright: ignore[reportReturnType]
             return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except (RuntimeError, TypeError):
@@ -312,6 +323,35 @@ class _Norm(torch.autograd.Function):
                 problem = ready.problem
                 grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
         return None, None, *_to_operands(grads, *ctx.dtypes)
+
+
+class _Plain(torch.autograd.Function):
+    """As _Norm, for x, weight and bias alone, by a family that has a short way: where a step is small, all else costs more than the norm."""
+
+    @staticmethod
+    def forward(ctx, ready: Ready, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, stats = ready.train.forward(x, weight, bias)
+        ctx.ready = ready
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight, bias, stats)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, stats = ctx.saved_tensors
+        ready, needed = ctx.ready, ctx.needs_input_grad[1:]
+        if dy is None:
+            return None, None, None, None
+        way, problem = _route_back(dy, x, weight), ready.problem
+        if way is DIRECT and x.stride() == ready.saved_stride and dy.stride() == problem.y_stride and stats.is_contiguous():
+            return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
+        mean, rstd = ready.train.statistics(stats)
+        way = OP if way is DIRECT and x.stride() != ready.saved_stride else way
+        if way is DIRECT:
+            grads = ready.backward(dy, x, weight, bias, mean, rstd, Needs(*needed))
+        else:
+            grads = _backward(way, problem.spec, False, dy, x, weight, bias, mean, rstd, Needs(*needed), NONE, None)
+        return None, *grads[:3]
 
 
 def _needs(needed: Sequence[bool]) -> Needs:

@@ -28,7 +28,17 @@ except ImportError:  # Windows
 
 SOURCES = Path(__file__).parent / "c"
 # No fast-math: sums keep their order, infinities and NaN their meaning. Contraction makes a·b + c one rounding instead of two.
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-w")
+FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-w",
+)
 FOR_THIS_MACHINE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
 LIMIT = 120  # seconds
 
@@ -79,7 +89,9 @@ def _folder() -> Path:
     except OSError as error:
         raise Unavailable(f"no place for the compiled kernels: {error}; ONEPASS_CACHE names another") from None
     if hasattr(os, "getuid") and (state.st_uid != os.getuid() or state.st_mode & 0o022):
-        raise Unavailable(f"{folder} belongs to, or can be written by, other users: code from there is not run; ONEPASS_CACHE names another place")
+        raise Unavailable(
+            f"{folder} belongs to, or can be written by, other users: code from there is not run; ONEPASS_CACHE names another place"
+        )
     return folder
 
 

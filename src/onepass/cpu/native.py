@@ -136,7 +136,7 @@ def _walk(problem: NormProblem) -> _Walk:
             return _Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
     tile, fold = r > 1 and t < SHORT, 1
     if tile and xr == s * t and not maps[0].b and not maps[1].b:
-        fold = max(k for k in range(1, max(NARROW // (s * t), 1) + 1) if r % k == 0)
+        fold = max(k for k in range(1, max(min(NARROW // (s * t), r // 16), 1) + 1) if r % k == 0)
     return _Walk((o, r // fold, s, t), (xo, xr * fold, xs), *maps, tile, copies, fold)
 
 
@@ -254,29 +254,36 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     call = _Call(problem)
     if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix:
         return None
-    run, threads, small, given = call.library.forward, call.library.threads, call.small, problem.given
-    packed, shape, stride, dtype = call.packed(given, False), problem.shape, problem.y_stride, problem.dtype
-    empty, pack, f32 = torch.empty_strided, _pack_tensors, torch.float32
+    run, threads, given = call.library.forward, call.library.threads, problem.given
+    packed, shape, stride, dtype, small = call.packed(given, False), problem.shape, problem.y_stride, problem.dtype, call.small
+    dense, empty, empty_like, pack = problem.stride == problem.y_stride, torch.empty_strided, torch.empty_like, _pack_tensors
 
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        y = empty(shape, stride, dtype=dtype)
         w = b = m = v = 0
         if weight is not None:
-            weight = weight if weight.is_cpu and weight.is_contiguous() else _dense(weight)
+            if not (weight.is_cpu and weight.is_contiguous()):
+                weight = _dense(weight)
             w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         if bias is not None:
-            bias = bias if bias.is_cpu and bias.is_contiguous() else _dense(bias)
+            if not (bias.is_cpu and bias.is_contiguous()):
+                bias = _dense(bias)
             b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         if given:
-            mean, var = (
-                t if t is None or (t.is_cpu and t.dtype is f32 and t.dim() == 1 and t.is_contiguous()) else call.stat(t) for t in (mean, var)
-            )
+            mean, var = _as_given(call, mean), _as_given(call, var)
             m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        y = empty_like(x) if dense else empty(shape, stride, dtype=dtype)
         if run(packed, pack(x.data_ptr(), 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
             _check(1)
         return y
 
     return launch
+
+
+def _as_given(call: _Call, stat: Tensor | None) -> Tensor | None:
+    """As `call.stat`, with a short way for what evaluation hands over: one float for each channel."""
+    if stat is None or (stat.is_cpu and stat.dtype is torch.float32 and stat.dim() == 1 and stat.is_contiguous()):
+        return stat
+    return call.stat(stat)
 
 
 def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
@@ -296,6 +303,50 @@ def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
         return y
 
     return launch
+
+
+class Train(NamedTuple):
+    """A forward that remembers, and its backward, where there is nothing but x, weight and bias: the calls of small training steps."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]  # of x, weight, bias: y, and mean and rstd in one tensor
+    backward: Callable[..., tuple[Tensor | None, ...]]  # of dy, x, weight, bias, those statistics, and which gradients are needed
+    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # mean and rstd
+
+
+def train(problem: NormProblem) -> Train | None:
+    call, spec = _Call(problem), problem.spec
+    operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or spec.mix or problem.from_y
+    if call.walk.copies or operands:
+        return None
+    run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
+    shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
+    second, empty, f32 = 4 * sets, torch.empty_strided, torch.float32
+
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, stats = empty(shape, stride, dtype=dtype), empty((2 * sets,), (1,), dtype=f32)
+        weight, bias, at = _dense(weight), _dense(bias), stats.data_ptr()
+        w, b = 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        mean = at if spec.centered else 0
+        _check(run(packed, _pack_tensors(x.data_ptr(), 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *_NO_GRADIENTS), threads()))
+        return y, stats
+
+    def backward(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, needs: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        dx = empty(shape, stride, dtype=dtype) if needs[0] else None
+        dweight = torch.empty(weight.shape, dtype=weight.dtype) if needs[1] and weight is not None else None
+        dbias = torch.empty(bias.shape, dtype=bias.dtype) if needs[2] and bias is not None else None
+        weight, bias, at = _dense(weight), _dense(bias), stats.data_ptr()
+        mean = at if spec.centered else 0
+        operands = (*_pointers(x, None, weight, bias), 0, 0, mean, at + second, 0, 0, 0, dy.data_ptr(), 0, *_pointers(dx, dweight, dbias))
+        _check(run_back(packed, _pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
+        return dx, dweight, dbias
+
+    def statistics(stats: Tensor) -> tuple[Tensor | None, Tensor]:
+        mean, rstd = (stats.as_strided(problem.stat_shape, problem.stat_stride, offset) for offset in (0, sets))
+        return mean if spec.centered else None, rstd
+
+    return Train(forward, backward, statistics)
 
 
 def _mixed(call: _Call, mean: Tensor | None, var: Tensor | None, extras: Extras) -> Mix:

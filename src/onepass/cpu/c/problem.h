@@ -49,11 +49,13 @@ static inline int modulated(const Problem *p) { return p->scale || p->shift; }
 static void spread(float *restrict to, const float *restrict from, const Problem *p, const Map *m, int64_t base, int64_t j0, int64_t n) {
     if (is_constant(p, m)) fill(to, from[base], n);
     else if (is_linear(p, m)) memcpy(to, from + base + j0, (size_t)n * 4);
-    else for (int64_t j = j0; j < j0 + n;) {
-        int64_t t = rest(j, p->run), channel = over(t, m->channel_run);
-        int64_t end = smaller(j0 + n, j - t + (m->d ? (channel + 1) * m->channel_run : p->run));
-        float value = from[base + set_of(p, j) * m->c + channel * m->d];
-        for (; j < end; j++) to[j - j0] = value;
+    else {
+        int64_t s = set_of(p, j0), t = rest(j0, p->run), length = m->d ? m->channel_run : p->run, channel = m->d ? over(t, length) : 0, within = t - channel * length;
+        for (int64_t i = 0; i < n; within = 0, channel++) {
+            if (channel * length == p->run) channel = 0, s = s + 1 == p->sets ? 0 : s + 1;
+            float value = from[base + s * m->c + channel * m->d];
+            for (int64_t end = smaller(n, i + length - within); i < end; i++) to[i] = value;
+        }
     }
 }
 

@@ -53,10 +53,12 @@ static Moments together(const Problem *p, const double *mean, const double *m2) 
 static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
     const float *of = stat + o * p->sets;
     if (p->run == 1 && p->fold == 1) memcpy(to, of + j0, (size_t)n * 4);
-    else for (int64_t j = j0; j < j0 + n;) {
-        int64_t end = smaller(j0 + n, j - rest(j, p->run) + p->run);
-        float value = of[set_of(p, j)];
-        for (; j < end; j++) to[j - j0] = value;
+    else {
+        int64_t s = set_of(p, j0), within = rest(j0, p->run);
+        for (int64_t i = 0; i < n; within = 0, s = s + 1 == p->sets ? 0 : s + 1) {
+            float value = of[s];
+            for (int64_t end = smaller(n, i + p->run - within); i < end; i++) to[i] = value;
+        }
     }
 }
 
