@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import __version__, device, ops, patch
 from .bench import cases, command, oracle, picture, record, timing, verify
 from .bench.cases import Case
+from .cpu import native
 from .bench.record import dtype_name
 from .bench.terminal import progress, table
 from .families import FAMILIES
@@ -132,6 +133,8 @@ def _doctor(args: argparse.Namespace) -> int:
     for name in devices:
         described = device.describe(torch.device(name))
         print(f"\n{name}  {described.name or f'{torch.get_num_threads()} threads'}")
+        if name == "cpu":
+            print(f"  C kernels       {described.no_native or native.state()}")
         for op in cases.OPS:
             for layout in ("contiguous", "channels_last"):
                 case = Case(op, (2, 8, 6, 6), layout, groups=4)

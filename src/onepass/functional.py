@@ -273,10 +273,10 @@ def batch_norm(
         channel_dim = check_extras.channel_dim(input, channel_dim)
     args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     track, plain = training and running_mean is not None and running_var is not None, modulate is None and out is None and not return_stats
-    if plain and track:
-        y = ops.tracked(_batch_norm, args, input, weight, bias, running_mean, running_var, momentum)  # pyright: ignore[reportArgumentType]
-        if y is not None:
-            return y
+    operands = input, weight, bias, running_mean, running_var, momentum
+    y = ops.tracked(_batch_norm, args, *operands) if plain and track else None  # pyright: ignore[reportArgumentType]
+    if y is not None:
+        return y
 
     def checked() -> None:
         check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
@@ -288,11 +288,13 @@ def batch_norm(
         return input * 1 if weight is None else input * weight
     if not training:
         return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
+    if plain and track and ops.may_track(_batch_norm, args, *operands):
+        y = ops.tracked(_batch_norm, args, *operands)  # pyright: ignore[reportArgumentType]
+        if y is not None:
+            return y
     result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
     if track and input.numel():
         _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
-        if plain:
-            ops.remember_tracked(_batch_norm, args, input, weight, bias, running_mean, running_var, momentum)
     return _returned(result, return_stats)
 
 

@@ -221,12 +221,15 @@ def _kind_of_tracked(define: Define, args: tuple[Any, ...], x: Tensor, *operands
     return (define, args, current.get(), batch_invariant.on, operands[4], x.shape, x.stride(), x.dtype, x.is_cpu, *tensors)
 
 
-def remember_tracked(define: Define, args: tuple[Any, ...], x: Tensor, weight, bias, running_mean, running_var, momentum: float) -> None:
-    """That a call of this kind was checked, and went well: the next may be `tracked`."""
-    fits = isinstance(momentum, float) and running_mean.dtype == running_var.dtype == torch.float32
-    if fits and route(x, weight, bias, running_mean, running_var) is DIRECT and x.is_cpu and running_mean.shape == running_var.shape:
-        ready = _bound(define(x, weight, bias, *args), x, weight, bias, False, True)
-        _ready[_kind_of_tracked(define, args, x, weight, bias, running_mean, running_var, momentum)] = ready
+def may_track(define: Define, args: tuple[Any, ...], x: Tensor, weight, bias, running_mean, running_var, momentum: Any) -> bool:
+    """Whether a call that was checked, and with it all of its kind, may be `tracked`."""
+    running = running_mean, running_var
+    fits = type(momentum) is float and all(t.dtype == torch.float32 and t.is_cpu for t in running) and x.numel() > 0
+    if not fits or route(x, weight, bias, *running) is not DIRECT or current.get().explain:
+        return False
+    ready = _bound(define(x, weight, bias, *args), x, weight, bias, False, True)
+    _ready[_kind_of_tracked(define, args, x, weight, bias, *running, momentum)] = ready
+    return True
 
 
 def full(

@@ -1,7 +1,7 @@
 """The C kernels as a library: compiled on first use for the machine it runs on, and kept for the next process.
 
 A cached library is named after all it depends on (source, compiler, flags, CPU) and is loaded only if its bytes are those that were written.
-Several processes may start at once: one compiles, the others wait for its lock. Whatever goes wrong is a `Unavailable` with the reason.
+Several processes may start at once: one compiles, the others wait for its lock. What goes wrong is an `Unavailable` with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -131,16 +131,16 @@ def _whole(path: Path) -> bool:
 def _lock(path: Path) -> Iterator[None]:
     """One process at a time; a lock ends with the process that holds it."""
     try:
-        file = open(path, "w")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise Unavailable(f"the compiled kernels cannot be kept: {error}; ONEPASS_CACHE names another place") from None
-    with file:
-        try:
+    try:
+        with suppress(OSError):  # a file system without locks: at worst several compile, each in a place of its own
             if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks: at worst several compile, each in a place of its own
-            pass
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 def _compile(compiler: list[str], path: Path) -> None:

@@ -11,7 +11,7 @@ from ctypes import CDLL, c_char_p, c_double, c_int64, c_void_p
 from functools import cache
 from math import prod
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,14 @@ from . import build
 
 TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 ACTIVATIONS = ("", "silu", "relu", "gelu", "gelu_tanh")
-SMALL = 1 << 15  # elements; fewer stay on one thread
+_small = 1 << 15  # elements; fewer stay on one thread
+
+
+def share_from(elements: int) -> None:
+    """From how many elements on work is shared among threads, for tests: problems that are bound later go by it."""
+    global _small
+    _small = elements
+
 
 _pack_problem = Struct("@20q2d16q").pack
 _pack_tensors = Struct("@20P").pack
@@ -37,6 +44,7 @@ class _Library(NamedTuple):
     backward: Callable[..., int]
     threads: Callable[[], int]  # how many may work
     one_thread: str  # why no more than one may, or ""
+    path: str
 
 
 @cache
@@ -48,8 +56,8 @@ def _library() -> _Library:
     parallel, reason = _openmp()
     library.onepass_threads(parallel)
     if reason:
-        return _Library(forward, track, backward, lambda: 1, reason)
-    return _Library(forward, track, backward, _threads, "")
+        return _Library(forward, track, backward, lambda: 1, reason, library._name)
+    return _Library(forward, track, backward, _threads, "", library._name)
 
 
 def _openmp() -> tuple[c_void_p, str]:
@@ -85,6 +93,16 @@ def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
             raise RuntimeError(f"ONEPASS_CPU=native, but {reason}") from None
         return str(reason)
     return ""
+
+
+def state() -> str:
+    """In words: whether the kernels can be used, from where and with how many threads; or why not."""
+    try:
+        library = _library()
+    except build.Unavailable as reason:
+        return f"cannot be used: {reason}"
+    threads = library.one_thread or ("one thread, since this process was forked" if _forked else f"{_threads()} threads, torch's own")
+    return f"{library.path}; {threads}"
 
 
 class _Map(NamedTuple):
@@ -157,7 +175,7 @@ class _Call:
     def __init__(self, problem: NormProblem) -> None:
         self.problem, self.library = problem, _library()
         self.walk = _walk(problem)
-        self.small = prod(problem.shape) < SMALL
+        self.small = prod(problem.shape) < _small
         self.count = self.walk.sizes[1] * self.walk.fold * self.walk.sizes[3]
 
     def packed(self, given: bool, residual: bool) -> bytes:

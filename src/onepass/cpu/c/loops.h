@@ -28,7 +28,7 @@
         for (; i < n; i++) (a)[i] += FIRST(ROW_1, AT_1), (b)[i] += SECOND(ROW_1, AT_1);         \
     } while (0)
 
-/* The sums over i < n: four vectors of sums side by side, one for what they leave, and single elements. No sum of floats is long. */
+/* The sums over i < n: four vectors of sums side by side, one for what they leave, and single elements, each to a lane. No sum of floats is long. */
 #define SUMS(sums, FIRST, SECOND)                                                               \
     Pair sums = {0.0f, 0.0f};                                                                   \
     for (int64_t i = 0; i < n;) {                                                               \
@@ -37,8 +37,9 @@
         while (i + 4 * VL <= end)                                                               \
             for (int u = 0; u < 4; u++, i += VL) f[u] += FIRST(ROW_V, AT_V), s[u] += SECOND(ROW_V, AT_V); \
         for (; i + VL <= end; i += VL) f[0] += FIRST(ROW_V, AT_V), s[0] += SECOND(ROW_V, AT_V); \
-        sums.one += across((f[0] + f[1]) + (f[2] + f[3])), sums.two += across((s[0] + s[1]) + (s[2] + s[3])); \
-        for (; i < end; i++) sums.one += FIRST(ROW_1, AT_1), sums.two += SECOND(ROW_1, AT_1);   \
+        f[0] = (f[0] + f[1]) + (f[2] + f[3]), s[0] = (s[0] + s[1]) + (s[2] + s[3]);             \
+        for (int l = 0; i < end; i++, l++) f[0][l] += FIRST(ROW_1, AT_1), s[0][l] += SECOND(ROW_1, AT_1); \
+        sums.one += across(f[0]), sums.two += across(s[0]);                                     \
     }
 
 /* --- along a row ------------------------------------------------------------------------------------------------------------------------------ */
@@ -48,9 +49,9 @@ static inline float NAME(sum)(const T *restrict x, int64_t n) {
     int64_t i = 0;
     while (i + 4 * VL <= n) for (int u = 0; u < 4; u++, i += VL) sums[u] += ROW_V(x);
     for (; i + VL <= n; i += VL) sums[0] += ROW_V(x);
-    float sum = across((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; i < n; i++) sum += ROW_1(x);
-    return sum;
+    sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (int l = 0; i < n; i++, l++) sums[0][l] += ROW_1(x);
+    return across(sums[0]);
 }
 
 #define ABOUT(ROW, AT) (ROW(x) - mean)

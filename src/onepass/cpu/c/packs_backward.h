@@ -61,6 +61,7 @@ static void packs_part_task(void *job, int64_t part, void *scratch) {
             int64_t m = smaller(block, p->run - i);
             const void *x_block = there(x, i, type), *dz_block = there(dz, i, type);
             if (cells) loops_of[type].products(strips->a + i, strips->b + i, x_block, step, mean, rstd, dz_block, pack.rows, m);
+            if (p->given && p->from_y) fill(strips->other, 0.0f, n); /* dx depends on no x_hat, which may be NaN */
             if (t->dx) loops_of[type].dx(place(out, i, type), x_block, step, mean, rstd, t->rstd + row, dz_block, slot->gain + i, c1, c2, pack.rows, m);
         }
         if (t->dx && t->dsum) add(out, floats(t->dsum, pack.at, n, p->type, dz == strips->dz ? strips->dy : strips->dz), n);

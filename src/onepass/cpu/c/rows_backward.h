@@ -114,12 +114,13 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const float *mad
     Given g = rows_given(rows, set, block, strips, made, strips->dz);
     void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
     const Loops *loops = loops_of + g.type;
-    if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
-    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
     if (sums && !rows->alike) {
         int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
         loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
     }
+    if (p->given && p->from_y) fill(strips->x, 0.0f, n); /* dx depends on no x_hat, which may be NaN */
+    if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
+    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
     if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
     if (g.type != p->type) store(t->dx, at, out, n, p->type);
 }
