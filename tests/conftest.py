@@ -5,6 +5,9 @@ import os
 import pytest
 import torch
 
+from onepass import ops
+from onepass.cpu import build, native
+from onepass.device import describe
 from onepass.families import FAMILIES
 
 CPU_FAMILIES = [family.name for family in FAMILIES if family.module.startswith("cpu")]  # the others need a GPU, or an interpreter
@@ -22,6 +25,31 @@ def poison():
     torch.manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+def compiled() -> bool:
+    """Whether there are C kernels on this machine."""
+    return not native.state().startswith("cannot be used")
+
+
+@pytest.fixture
+def anew():
+    """As a process that has planned nothing yet, and looks at its environment again; also afterwards."""
+
+    def forget() -> None:
+        for cache in (build.library, native._library, describe):
+            cache.cache_clear()
+        ops._ready.clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def by_torch(monkeypatch, anew):
+    """What the CPU does without C kernels."""
+    monkeypatch.setenv("ONEPASS_CPU", "off")
 
 
 def pytest_collection_modifyitems(items):

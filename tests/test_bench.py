@@ -42,7 +42,7 @@ def test_copies_are_the_least_traffic():
 
 def test_a_record():
     ours, torchs = bench.measure(TINY, providers=EAGER)
-    assert ours["row"] == "layer_norm 16x64 bfloat16" and ours["provider"] == "onepass" and ours["plan"] == "aten.rows"
+    assert ours["row"] == "layer_norm 16x64 bfloat16" and ours["provider"] == "onepass" and ours["plan"] in ("native", "aten.rows")
     assert ours["bytes"] == 2 * 16 * 64 * 2 and ours["copies"] == 1 and ours["mode"] == "cpu"
     assert ours["low_us"] <= ours["us"] <= ours["high_us"] and ours["fraction"] == pytest.approx(ours["copy_us"] / ours["us"], abs=1e-3)
     assert ours["correct"] and ours["met"] == (ours["fraction"] >= 0.5) and torchs["plan"] is None

@@ -19,8 +19,9 @@ def test_run_of_the_readme():
     text = "run group_norm --shape 4,64,8,8 --groups 32 --layout nhwc --dtype float16 --init normal --seed 0 --verify --time"
     result = run(*text.split())
     assert result.returncode == 0, result.stderr
-    for part in ("outer 4, reps 64, sets 32, run 2", "forward   formula", "of the budget", "milliseconds"):
+    for part in ("outer 4, reps 64, sets 32, run 2", "of the budget", "milliseconds"):
         assert part in result.stdout
+    assert "forward   native" in result.stdout or "forward   formula" in result.stdout  # where there is no C compiler
 
 
 @pytest.mark.parametrize("op", cases.OPS)

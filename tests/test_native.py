@@ -19,7 +19,6 @@ import onepass.functional as F
 from onepass import ops
 from onepass.bench import fuzz
 from onepass.cpu import build, native
-from onepass.device import describe
 
 HALVES = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
@@ -27,17 +26,11 @@ pytestmark = needs_compiler
 
 
 @pytest.fixture
-def anew(monkeypatch, tmp_path):
-    """As a process that has not used the kernels yet, with a cache of its own."""
-    for cache in (build.library, native._library, describe):
-        cache.cache_clear()
-    ops._ready.clear()
+def own(monkeypatch, tmp_path, anew):
+    """A cache of its own, for a process that has not used the kernels yet."""
     monkeypatch.delenv("ONEPASS_CPU", raising=False)
     monkeypatch.setenv("ONEPASS_CACHE", str(tmp_path / "cache"))
-    yield tmp_path
-    for cache in (build.library, native._library, describe):
-        cache.cache_clear()
-    ops._ready.clear()
+    return tmp_path
 
 
 def explained() -> str:
@@ -52,70 +45,70 @@ def works_by_torch(reason: str) -> None:
     assert reason in native.state()
 
 
-def test_no_compiler(anew, monkeypatch):
+def test_no_compiler(own, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     works_by_torch("there is no C compiler (no-such-compiler)")
 
 
-def test_failing_compiler(anew, monkeypatch):
+def test_failing_compiler(own, monkeypatch):
     monkeypatch.setenv("CC", "false")
     works_by_torch("false failed: it said nothing")
 
 
-def test_compiler_that_writes_nothing(anew, monkeypatch):
+def test_compiler_that_writes_nothing(own, monkeypatch):
     monkeypatch.setenv("CC", "true")
     works_by_torch("true failed")
 
 
 @pytest.mark.skipif(os.name != "posix" or os.getuid() == 0, reason="nothing is read-only for root")
-def test_read_only_home(anew, monkeypatch):
+def test_read_only_home(own, monkeypatch):
     monkeypatch.delenv("ONEPASS_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    home = anew / "home"
+    home = own / "home"
     home.mkdir(mode=0o500)
     monkeypatch.setenv("HOME", str(home))
     works_by_torch("no place for the compiled kernels")
 
 
-def test_cache_that_is_a_file(anew, monkeypatch):
-    (anew / "cache").write_text("not a folder")
+def test_cache_that_is_a_file(own, monkeypatch):
+    (own / "cache").write_text("not a folder")
     works_by_torch("no place for the compiled kernels")
 
 
-def test_cache_that_others_can_write(anew):
-    (anew / "cache").mkdir()
-    (anew / "cache").chmod(0o777)
+def test_cache_that_others_can_write(own):
+    (own / "cache").mkdir()
+    (own / "cache").chmod(0o777)
     works_by_torch("can be written by, other users")
 
 
-def test_off(anew, monkeypatch):
+def test_off(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "off")
     assert "forward   aten" in explained() and "not native: ONEPASS_CPU=off" in explained()
-    assert not (anew / "cache").exists()
+    assert not (own / "cache").exists()
 
 
-def test_native_must_be(anew, monkeypatch):
+def test_native_must_be(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "native")
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(RuntimeError, match="ONEPASS_CPU=native, but there is no C compiler"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
-def test_unknown_wish(anew, monkeypatch):
+def test_unknown_wish(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "fast")
     with pytest.raises(ValueError, match="ONEPASS_CPU='fast', expected off, native, or nothing"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
-def test_compiled_once_and_mended(anew):
+def test_compiled_once_and_mended(own):
     """A library is compiled, found again, and, where its bytes are not those that were written, compiled anew."""
     F.layer_norm(torch.randn(4, 8), (8,))
-    (path,) = (anew / "cache").glob("*.so")
+    (path,) = (own / "cache").glob("*.so")
     assert "forward   native" in explained() and str(path) in native.state()
     written = path.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library()._name == str(path) and path.stat().st_mtime_ns == written
-    other = anew / "half.so"
+    other = own / "half.so"
     other.write_bytes(path.read_bytes()[:2000])  # as a full disk would leave it; the one that is mapped must not change
     os.replace(other, path)
     build.library.cache_clear()
@@ -305,13 +298,18 @@ def test_large_and_small_share_a_buffer():
 def test_random_problems(monkeypatch, start, threads):
     monkeypatch.setattr(native, "_small", 0)
     ops._ready.clear()
-    wrong = {fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "native", i)) not in ("", "-")}
+    wrong = {
+        fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "native", i)) not in ("", "-")
+    }
     ops._ready.clear()
     assert not wrong
 
 
 def _sanitizers() -> str:
-    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip() for name in ("libasan.so", "libubsan.so")]
+    found = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
     return ":".join(found) if all(map(os.path.isabs, found)) else ""
 
 
@@ -321,7 +319,14 @@ def test_sanitizers_find_nothing(tmp_path):
     if not libraries:
         pytest.skip("gcc has no sanitizers here")
     flags = "gcc -fsanitize=address,undefined -fno-sanitize-recover=all -g"
-    env = {**os.environ, "LD_PRELOAD": libraries, "ASAN_OPTIONS": "detect_leaks=0", "CC": flags, "ONEPASS_CACHE": str(tmp_path), "ONEPASS_CPU": "native"}
+    env = {
+        **os.environ,
+        "LD_PRELOAD": libraries,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "CC": flags,
+        "ONEPASS_CACHE": str(tmp_path),
+        "ONEPASS_CPU": "native",
+    }
     command = [sys.executable, "-m", "onepass.bench.fuzz", "--count", "60", "--seed", "3"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]

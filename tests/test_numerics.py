@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import CPU_FAMILIES
+from conftest import CPU_FAMILIES, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +10,7 @@ import onepass
 from onepass import ops
 from onepass.bench import cases, oracle, verify
 from onepass.bench.cases import CASES, Case
+from onepass.device import describe
 from onepass.families import FAMILIES
 from onepass.spec import ACTIVATIONS, GRANULARITIES
 
@@ -24,9 +25,14 @@ def test_every_case_on_every_family(case, dtype):
     assert {cell.family for cell in cells} == {family.name for family in FAMILIES}
 
 
-def test_every_family_runs_somewhere():
+def test_every_family_runs_somewhere(by_torch, monkeypatch):
+    """Without the C kernels, and with them."""
     ran = {plan.family for case in CASES for plan in _plans(case)}
-    assert ran == set(CPU_FAMILIES)
+    assert ran == set(CPU_FAMILIES) - {"native"}
+    monkeypatch.delenv("ONEPASS_CPU")
+    describe.cache_clear()
+    ran = {plan.family for case in CASES for plan in _plans(case)}
+    assert ran == ({"native", "reference"} if compiled() else set(CPU_FAMILIES) - {"native"})
 
 
 def _plans(case: Case):

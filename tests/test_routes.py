@@ -402,6 +402,7 @@ def test_threads_and_nested_force():
     import threading
 
     x, found = torch.randn(4, C), []
+    planned = str(onepass.explain(O.layer_norm, x, (C,)).forward)
 
     def other():
         found.append(str(onepass.explain(O.layer_norm, x, (C,)).forward))
@@ -413,4 +414,4 @@ def test_threads_and_nested_force():
         with onepass.force(None):
             other()
         other()
-    assert found == ["aten.rows", "aten.rows", "formula"]
+    assert found == [planned, planned, "formula"] and planned != "formula"

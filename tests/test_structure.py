@@ -31,8 +31,21 @@ ARROWS = {
     "cpu": {"plan", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
-    "bench": {"kernels", "__init__", "functional", "families", "tiling", "plan", "device", "reference", "problem", "spec", "moments"},
-    "cli": {"__init__", "bench", "families", "ops", "plan", "device", "spec"},
+    "bench": {
+        "cpu",
+        "kernels",
+        "__init__",
+        "functional",
+        "families",
+        "tiling",
+        "plan",
+        "device",
+        "reference",
+        "problem",
+        "spec",
+        "moments",
+    },
+    "cli": {"__init__", "bench", "cpu", "families", "ops", "plan", "device", "spec"},
 }
 
 

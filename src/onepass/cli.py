@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import __version__, device, ops, patch
 from .bench import cases, command, oracle, picture, record, timing, verify
 from .bench.cases import Case
-from .cpu import native
 from .bench.record import dtype_name
 from .bench.terminal import progress, table
+from .cpu import native
 from .families import FAMILIES
 from .plan import explain, force, grouped
 from .spec import ACTIVATIONS, GRANULARITIES

@@ -116,7 +116,7 @@ class Mix:
         if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
             return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
         dmean_weight, dvar_weight = (
-            torch.stack([(d * part).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
+            torch.stack([(d * part).sum(-1).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
             for d, parts, weight in ((dmean, self.means, self.mean_weight), (dvar, self.variances, self.var_weight))
         )
         return mixed_c1, mixed_c2, dmean_weight, dvar_weight

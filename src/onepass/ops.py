@@ -329,7 +329,7 @@ class _Norm(torch.autograd.Function):
 
 
 class _Plain(torch.autograd.Function):
-    """As _Norm, for x, weight and bias alone, by a family that has a short way: where a step is small, all else costs more than the norm."""
+    """As _Norm, for x, weight and bias alone, by a family that has a short way: in a small step all else costs more than the norm."""
 
     @staticmethod
     def forward(ctx, ready: Ready, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,7 +1,7 @@
 """Random problems of every kind by one family on the CPU, forward and backward, against the fp64 oracle.
 
-`python -m onepass.bench.fuzz --count 10000`. Each problem follows from its seed and index alone; `--only INDEX` repeats one. Beside the error
-budget it is held that two numbers of threads give the same bits. Run it with kernels that were compiled with sanitizers, too: `make sanitize`.
+`python -m onepass.bench.fuzz --count 10000`. Each problem follows from its seed and index alone; `--only INDEX` repeats one. Beside the
+error budget it is held that two numbers of threads give the same bits. `make sanitize` runs it with kernels compiled with sanitizers.
 """
 
 from __future__ import annotations
@@ -116,15 +116,18 @@ def run(problem: Drawn, family: str, index: int) -> str:
             except CannotForce:
                 return "-"
     worst = oracle.worst(outcomes[0], exact.value, exact.allowed)
-    errors = {"forward": worst.forward, "backward": worst.backward}
-    wrong = [f"{name} {error:.3g} of the budget" for name, error in errors.items() if error is not None and not error <= 1]
+    wrong = [f"{name} {error:.3g} of the budget" for name, error in zip(worst._fields, worst) if error is not None and not error <= 1]
+    if wrong and problem.case.save == "y":  # its budget is of first order: where a weight is near zero, the definition exceeds it too
+        with force("reference"):
+            least = oracle.worst(oracle.evaluate(problem.case, operands, dy), exact.value, exact.allowed)
+        wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst, least) if ours and theirs) else []
     wrong += [f"{name} differs by threads" for name in _differing(*outcomes)]
     return "; ".join(wrong)
 
 
 def _differing(p: Outcome, q: Outcome) -> Iterator[str]:
     for name, a, b in zip(Outcome._fields, p, q):
-        if a is not None and not torch.equal(a.nan_to_num(nan=-12345.0), b.nan_to_num(nan=-12345.0)):
+        if a is not None and b is not None and not torch.equal(a.nan_to_num(nan=-12345.0), b.nan_to_num(nan=-12345.0)):
             yield name
 
 
@@ -148,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{index} {problem.name}: {wrong}", flush=True)
         if (index + 1) % 1000 == 0 and sys.stderr.isatty():
             print(f"{index + 1}: {ran} ran, {failed} failed, {time.perf_counter() - started:.0f} s", file=sys.stderr)
-    print(f"{len(indices)} problems, seed {options.seed}: {ran} ran by {options.family}, {failed} failed, {time.perf_counter() - started:.0f} s")
+    took = f"{time.perf_counter() - started:.0f} s"
+    print(f"{len(indices)} problems, seed {options.seed}: {ran} ran by {options.family}, {failed} failed, {took}")
     return 1 if failed else 0
 
 

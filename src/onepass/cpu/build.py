@@ -1,7 +1,7 @@
 """The C kernels as a library: compiled on first use for the machine it runs on, and kept for the next process.
 
-A cached library is named after all it depends on (source, compiler, flags, CPU) and is loaded only if its bytes are those that were written.
-Several processes may start at once: one compiles, the others wait for its lock. What goes wrong is an `Unavailable` with the reason.
+A cached library is named after all it depends on (source, compiler, flags, CPU), and loaded only if its bytes are those that were written.
+Several processes may start at once: one compiles, the others wait for its lock. What goes wrong is an `Unavailable`, with the reason.
 """
 
 from __future__ import annotations

@@ -402,14 +402,15 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
         into = _pointers(dy, dsum, dx, *grads)
         if mixed is None:
             _check(run(packed, _pack_tensors(*operands, *into, 0, 0), threads, 1))
-            return Gradients(dx, *grads)
+            return Gradients(dx, *grads[:4])
         c1, c2 = call.new_stat(), call.new_stat()
         _check(run(packed, _pack_tensors(*operands, *into[:2], 0, *into[3:], c1.data_ptr(), c2.data_ptr()), threads, 1))
-        *cs, dmean_weight, dvar_weight = mixed.gradient(c1, c2, rstd)
+        c1, c2, *weights = mixed.gradient(c1, c2, rstd)
         if dx is not None:
-            cs = [laid_out(c, problem.stat_stride) for c in cs]
-            _check(run(packed, _pack_tensors(*operands, *into[:3], 0, 0, 0, 0, *_pointers(*cs)), threads, 0))
-        return Gradients(dx, *grads, dmean_weight, dvar_weight)
+            c1, c2 = laid_out(c1, problem.stat_stride), laid_out(c2, problem.stat_stride)
+            _check(run(packed, _pack_tensors(*operands, *into[:3], 0, 0, 0, 0, c1.data_ptr(), c2.data_ptr()), threads, 0))
+        dweight, dbias, dscale, dshift = grads
+        return Gradients(dx, dweight, dbias, dscale, dshift, *weights)
 
     return launch
 
