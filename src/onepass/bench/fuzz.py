@@ -116,11 +116,12 @@ def run(problem: Drawn, family: str, index: int) -> str:
             except CannotForce:
                 return "-"
     worst = oracle.worst(outcomes[0], exact.value, exact.allowed)
-    wrong = [f"{name} {error:.3g} of the budget" for name, error in zip(worst._fields, worst) if error is not None and not error <= 1]
+    errors = dict(zip(Outcome._fields, worst.parts))
+    wrong = [f"{name} {error:.3g} of the budget" for name, error in errors.items() if error is not None and not error <= 1]
     if wrong and problem.case.save == "y":  # its budget is of first order: where a weight is near zero, the definition exceeds it too
         with force("reference"):
             least = oracle.worst(oracle.evaluate(problem.case, operands, dy), exact.value, exact.allowed)
-        wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst, least) if ours and theirs) else []
+        wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst.parts, least.parts) if ours and theirs) else []
     wrong += [f"{name} differs by threads" for name in _differing(*outcomes)]
     return "; ".join(wrong)
 
