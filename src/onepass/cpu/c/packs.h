@@ -3,7 +3,7 @@
 #include "cells.h"
 #include "moments.h"
 
-enum { SHORT = 4096, PACK = 4096, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
+enum { SHORT = LONGEST, PACK = LONGEST, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
 
 typedef struct { const Problem *p; const Tensors *t; Cells *cells; int64_t parts, per_task; int sums; } Packs;
 

@@ -2,7 +2,8 @@
 #pragma once
 #include "activations.h"
 
-enum { BLOCK = 1024, SLOTS = 16 };  /* elements of a strip: several of them fit the smallest first-level cache; strips of parameters kept */
+enum { BLOCK = 1024 };              /* elements of a strip: several of them fit the smallest first-level cache */
+enum { SLOTS = 16, LONGEST = 4096 }; /* strips of parameters that are kept; elements of one, which may take the place of several */
 enum { PIECE = 1 << 16 };           /* elements of a piece of a set that is shared */
 
 typedef struct { int64_t every, period, a, b, c, channel_run, d, size; } Map; /* (1); size: how many parameters there are */
@@ -64,9 +65,9 @@ typedef struct { const float *gain, *term; int64_t param, modulation, j0, n; } S
 
 typedef struct {
     Slot slots[SLOTS];
-    STRIP gains[SLOTS][BLOCK];
-    STRIP terms[SLOTS][BLOCK];
-    STRIP buffer[BLOCK];
+    STRIP gains[SLOTS * BLOCK];
+    STRIP terms[SLOTS * BLOCK];
+    STRIP buffer[LONGEST];
 } Affine;
 
 static void affine_start(Affine *affine) { for (int i = 0; i < SLOTS; i++) affine->slots[i].n = -1; }
@@ -74,7 +75,7 @@ static void affine_start(Affine *affine) { for (int i = 0; i < SLOTS; i++) affin
 static const Slot *affine_at(Affine *affine, const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n) {
     int number = (int)(j0 / BLOCK % SLOTS);
     Slot *slot = affine->slots + number;
-    float *gains = affine->gains[number], *terms = affine->terms[number];
+    float *gains = affine->gains + number * BLOCK, *terms = affine->terms + number * BLOCK;
     int64_t param = map_base(&p->param, o, r), modulation = map_base(&p->modulation, o, r);
     if (slot->n == n && slot->j0 == j0 && slot->param == param && slot->modulation == modulation) return slot;
     slot->param = param, slot->modulation = modulation, slot->j0 = j0, slot->n = n;

@@ -3,7 +3,7 @@
 #include "cells.h"
 #include "moments.h"
 
-enum { KEPT = 1 << 14 }; /* elements of a set whose x_hat and dz stay from the sums to dx */
+enum { KEPT = 1 << 14 }; /* elements of a set whose dz, made by an activation, stays from the sums to dx */
 
 /* How a set is cut: runs into atoms, whose elements share what a kernel needs them to, those into blocks, and blocks are gathered in pieces. */
 typedef struct { int64_t size, atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
