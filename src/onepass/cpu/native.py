@@ -133,7 +133,7 @@ class _Walk(NamedTuple):
 
 
 SHORT = 64  # a run that is walked across rather than along
-NARROW = 512  # elements; rows that are not half as wide are walked several at a time
+NARROW = 1024  # elements; rows that are not half as wide are walked several at a time
 
 
 def _walk(problem: NormProblem) -> _Walk:

@@ -72,8 +72,14 @@ static inline int64_t shared_after(const Problem *p, const Map *m, int64_t j) {
 
 /* The same for columns j0 to j0 + n of a row. */
 static void cells_add_columns(const Cells *cells, const Problem *p, const Tensors *t, int64_t o, int64_t r, int64_t j0, int64_t n, const float *restrict a, const float *restrict b) {
-    int64_t param = map_base(&p->param, o, r), modulation = map_base(&p->modulation, o, r);
-    if (!modulated(p) && is_linear(p, &p->param)) {
+    int64_t param = map_base(&p->param, o, r), modulation = map_base(&p->modulation, o, r), first = once(p, n);
+    STRIP sums[2][BLOCK];
+    if (p->fold > 1 && n > first) {
+        fill(sums[0], 0.0f, first), fill(sums[1], 0.0f, first);
+        for (int64_t i = 0; i < n; i += first) add(sums[0], a + i, first), add(sums[1], b + i, first);
+        a = sums[0], b = sums[1], n = first;
+    }
+    if (!modulated(p) && is_linear_once(p, &p->param)) {
         if (cells->at[0]) add_wide(cells->at[0] + param + j0, a, n);
         if (cells->at[1]) add_wide(cells->at[1] + param + j0, b, n);
     } else for (int64_t i = 0; i < n;) {

@@ -37,19 +37,28 @@ static inline int64_t map_index(const Problem *p, const Map *m, int64_t base, in
 }
 
 /* Whether consecutive columns use consecutive parameters; whether all columns use the same. */
-static inline int is_linear(const Problem *p, const Map *m) {
-    if (p->fold > 1) return 0;
+static inline int is_linear_once(const Problem *p, const Map *m) { /* up to where a folded row repeats */
     if (p->run == 1) return m->c == 1 || p->sets == 1;
     return m->d == 1 && m->channel_run == 1 && (p->sets == 1 || m->c == p->run);
 }
+static inline int is_linear(const Problem *p, const Map *m) { return p->fold == 1 && is_linear_once(p, m); }
 static inline int is_constant(const Problem *p, const Map *m) { return (p->sets == 1 || !m->c) && !m->d; }
 static inline int affine(const Problem *p) { return p->weight || p->bias; }
 static inline int modulated(const Problem *p) { return p->scale || p->shift; }
 
+/* Folded rows are no wider than a block: they repeat what their first columns have. */
+static inline int64_t once(const Problem *p, int64_t n) { return smaller(n, p->sets * p->run); }
+static void repeat(float *to, int64_t first, int64_t n) {
+    for (int64_t i = first; i < n; i += first) memcpy(to + i, to, (size_t)smaller(first, n - i) * 4);
+}
+
 /* The parameters of columns j0 to j0 + n of a row. */
 static void spread(float *restrict to, const float *restrict from, const Problem *p, const Map *m, int64_t base, int64_t j0, int64_t n) {
-    if (is_constant(p, m)) fill(to, from[base], n);
-    else if (is_linear(p, m)) memcpy(to, from + base + j0, (size_t)n * 4);
+    if (p->fold > 1 && n > once(p, n)) {
+        spread(to, from, p, m, base, 0, once(p, n));
+        repeat(to, once(p, n), n);
+    } else if (is_constant(p, m)) fill(to, from[base], n);
+    else if (is_linear_once(p, m)) memcpy(to, from + base + j0, (size_t)n * 4);
     else {
         int64_t s = set_of(p, j0), t = rest(j0, p->run), length = m->d ? m->channel_run : p->run, channel = m->d ? over(t, length) : 0, within = t - channel * length;
         for (int64_t i = 0; i < n; within = 0, channel++) {

@@ -52,7 +52,10 @@ static Moments together(const Problem *p, const double *mean, const double *m2) 
 /* A statistic of the sets, for each of their columns. */
 static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
     const float *of = stat + o * p->sets;
-    if (p->run == 1 && p->fold == 1) memcpy(to, of + j0, (size_t)n * 4);
+    if (p->fold > 1 && n > once(p, n)) {
+        columns_of(to, stat, p, o, 0, once(p, n));
+        repeat(to, once(p, n), n);
+    } else if (p->run == 1) memcpy(to, of + j0, (size_t)n * 4);
     else {
         int64_t s = set_of(p, j0), within = rest(j0, p->run);
         for (int64_t i = 0; i < n; within = 0, s = s + 1 == p->sets ? 0 : s + 1) {
@@ -123,13 +126,11 @@ static void tiles_reduce_task(void *job, int64_t number, void *scratch) {
     columns_moments(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), tiles->one + at, tiles->two + at, scratch);
 }
 
-/* The moments of some sets of a shared sample: pieces of columns, then columns of sets. */
-static void tiles_combine_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
+/* The moments of a set of a shared sample: pieces of columns, then columns of sets. */
+static void tiles_combine(const Tiles *tiles, int64_t o, int64_t s) {
     const Problem *p = tiles->p;
-    int64_t o = number / p->sets, s = number % p->sets, w = width(p);
+    int64_t w = width(p);
     double *one = tiles->one + o * tiles->pieces * w + s * p->run, *two = tiles->two + o * tiles->pieces * w + s * p->run;
-    (void)scratch;
     for (int64_t k = 0; k < p->fold; k++) for (int64_t t = k * p->sets * p->run; t < k * p->sets * p->run + p->run; t++) {
         Moments all = {0.0, 0.0, 0.0};
         for (int64_t piece = 0; piece < tiles->pieces; piece++) {
@@ -139,6 +140,16 @@ static void tiles_combine_task(void *job, int64_t number, void *scratch) {
         one[t] = all.mean, two[t] = all.m2;
     }
     set_statistics(p, tiles->t, (tiles->first + o) * p->sets + s, together(p, one, two));
+}
+
+/* Some sets at a time: a task should be worth its number. */
+static int64_t combined(const Problem *p) { return larger(1, BLOCK / (p->fold * p->run)); }
+
+static void tiles_combine_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t start = number * combined(tiles->p), end = smaller(start + combined(tiles->p), tiles->samples * tiles->p->sets);
+    (void)scratch;
+    for (int64_t set = start; set < end; set++) tiles_combine(tiles, set / tiles->p->sets, set % tiles->p->sets);
 }
 
 static void tiles_apply_task(void *job, int64_t number, void *scratch) {
@@ -152,6 +163,8 @@ static int tiles_shared(Tiles *tiles, int64_t bytes) {
     const Problem *p = tiles->p;
     int64_t w = width(p), sets = larger(1, CACHED / larger(1, p->reps * p->run * bytes));
     tiles->columns = p->fold > 1 ? w : smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
+    int64_t eighth = pieces_of(w / p->run, 8) * p->run; /* if that gives enough tasks, and they are not narrow */
+    if (p->fold == 1 && p->outer < 8 && eighth < tiles->columns && eighth * size_of(p->type) >= NARROW) tiles->columns = eighth;
     tiles->chunks = pieces_of(w, tiles->columns);
     tiles->rows = larger(FIRST, PIECE / w), tiles->pieces = pieces_of(p->reps, tiles->rows);
     if (tiles->columns * size_of(p->type) < NARROW && tiles->columns < w) return 1;
@@ -168,12 +181,12 @@ static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
     tiles.one = (double *)(memory + threads * scratch), tiles.two = tiles.one + moments;
     if (!shared) each(tiles_task, &tiles, p->outer * tiles.chunks, threads, memory, scratch);
     else for (; tiles.first < p->outer; tiles.first += batch) {
-        int64_t samples = smaller(batch, p->outer - tiles.first);
+        tiles.samples = smaller(batch, p->outer - tiles.first);
         if (!p->given) {
-            each(tiles_reduce_task, &tiles, samples * tiles.pieces, threads, memory, scratch);
-            each(tiles_combine_task, &tiles, samples * p->sets, threads, memory, scratch);
+            each(tiles_reduce_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+            each(tiles_combine_task, &tiles, pieces_of(tiles.samples * p->sets, combined(p)), threads, memory, scratch);
         }
-        if (t->y) each(tiles_apply_task, &tiles, samples * tiles.pieces, threads, memory, scratch);
+        if (t->y) each(tiles_apply_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
     release(memory);
     return 0;

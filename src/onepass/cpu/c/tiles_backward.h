@@ -172,15 +172,20 @@ static void tiles_sums_task(void *job, int64_t part, void *scratch) {
     }
 }
 
-static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t w = width(tiles->p), run = tiles->p->run, o = number / tiles->p->sets, s = number % tiles->p->sets;
+static void tiles_coefficients(const Tiles *tiles, int64_t o, int64_t s) {
+    int64_t w = width(tiles->p), run = tiles->p->run;
     double *one = tiles->one + o * tiles->pieces * w + s * run, *two = tiles->two + o * tiles->pieces * w + s * run;
-    (void)scratch;
     for (int64_t piece = 1; piece < tiles->pieces; piece++)
         for (int64_t k = 0; k < tiles->p->fold; k++)
             for (int64_t t = k * tiles->p->sets * run; t < k * tiles->p->sets * run + run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
     columns_coefficients(tiles, (tiles->first + o) * tiles->p->sets + s, one, two);
+}
+
+static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
+    const Tiles *tiles = job;
+    int64_t start = number * combined(tiles->p), end = smaller(start + combined(tiles->p), tiles->samples * tiles->p->sets);
+    (void)scratch;
+    for (int64_t set = start; set < end; set++) tiles_coefficients(tiles, set / tiles->p->sets, set % tiles->p->sets);
 }
 
 /* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
@@ -207,7 +212,7 @@ static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, i
         tiles.samples = smaller(batch, p->outer - tiles.first);
         if (sums) {
             each(tiles_sums_task, &tiles, tiles.parts, threads, memory, scratch);
-            if (!p->given) each(tiles_coefficients_task, &tiles, tiles.samples * p->sets, threads, memory, scratch);
+            if (!p->given) each(tiles_coefficients_task, &tiles, pieces_of(tiles.samples * p->sets, combined(p)), threads, memory, scratch);
         }
         if (t->dx && !(sums && p->given)) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
