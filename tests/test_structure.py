@@ -28,7 +28,7 @@ ARROWS = {
     "tiling_backward": {"tiling", "device", "problem"},
     "tiling": {"device", "problem"},
     "kernels": {"plan", "tiling", "tiling_backward", "reference", "problem", "moments"},
-    "cpu": {"plan", "reference", "problem", "moments"},
+    "cpu": {"plan", "device", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
     "problem": {"spec"},
     "bench": {

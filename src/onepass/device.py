@@ -33,6 +33,20 @@ class Device:
     no_native: str = "C kernels are for the CPU"  # why they cannot run, or ""
 
 
+class Process:
+    """What became of the process since onepass was imported."""
+
+    forked = False  # it is a copy of another, with one thread of that one's
+
+
+def _fork() -> None:
+    Process.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fork)
+
+
 @cache
 def describe(device: torch.device) -> Device:
     """The Device a tensor lives on.

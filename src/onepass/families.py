@@ -108,7 +108,11 @@ def _native(problem: NormProblem, device: Device, direction: str) -> list[str]:
         return [device.no_native]
     if problem.x is None:
         return [_no_view(problem)]
-    return ["C kernels compute in float32, and float64 asks for more"] if problem.acc == torch.float64 else []
+    if problem.acc == torch.float64:
+        return ["C kernels compute in float32, and float64 asks for more"]
+    known = (None, torch.float32, torch.bfloat16, torch.float16)
+    dtypes = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ()))
+    return [f"C kernels know no {dtype}" for dtype in dict.fromkeys(dtypes) if dtype not in known]
 
 
 def _formula(problem: NormProblem, device: Device, direction: str) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..device import Process
 from ..moments import Mix, Moments
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
@@ -68,20 +69,9 @@ def _openmp() -> tuple[c_void_p, str]:
         return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
 
 
-_forked = False
-
-
-def _leave_threads() -> None:
-    global _forked
-    _forked = True  # the runtime's threads did not come along, and it would wait for them
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_threads)
-
-
 def _threads() -> int:
-    return 1 if _forked else torch.get_num_threads()
+    # The OpenMP runtime's threads do not come along in a fork, and it would wait for them.
+    return 1 if Process.forked else torch.get_num_threads()
 
 
 def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
@@ -101,8 +91,8 @@ def state() -> str:
         library = _library()
     except build.Unavailable as reason:
         return f"cannot be used: {reason}"
-    threads = library.one_thread or ("one thread, since this process was forked" if _forked else f"{_threads()} threads, torch's own")
-    return f"{library.path}; {threads}"
+    shared = "one thread, since this process was forked" if Process.forked else f"{_threads()} threads, torch's own"
+    return f"{library.path}; {library.one_thread or shared}"
 
 
 class _Map(NamedTuple):
