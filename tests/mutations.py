@@ -27,6 +27,7 @@ VIEW = "tests/test_view.py -k the_table or every_norm"
 CASES = "tests/test_numerics.py -k every_case and float32"
 MODULATED = "tests/test_numerics.py -k every_case and modulated and float32"
 MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
+NATIVE = "tests/test_native.py -k random_problems or every_half or far_beyond or threads_do_not"
 SAVED = "tests/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/test_numerics.py -k blocks"
 KERNELS = "tests/test_kernels.py -k within_the_budget and "  # these run by Triton's interpreter
@@ -91,6 +92,12 @@ MUTATIONS = [
     Mutation("a member takes rows of the next", "kernels/team.py", "inside = r < end\n            if EVEN", "inside = r < reps + 1\n            if EVEN", KERNELS + "channels_last"),
     Mutation("vectors that are not there have a distance", "kernels/alone.py", "away = tl.where(inside, away - own, 0.0)", "away = away - own", KERNELS + "channels_last"),
     Mutation("a row's vectors in the next row", "kernels/alone.py", "r = start + vector // (RUN // BLOCK_J)", "r = start + vector // RUN", KERNELS + "channels_last"),
+    Mutation("C: moments that meet without the distance of their means", "cpu/c/moments.h", "p.m2 + q.m2 + delta * delta * p.count * share", "p.m2 + q.m2", NATIVE),
+    Mutation("C: a known mean is not corrected", "cpu/c/loops.h", "means[k] = mean + left, m2[k] = about.two - about.one * left;", "means[k] = mean, m2[k] = about.two;", NATIVE),
+    Mutation("C: halves are cut, not rounded", "cpu/c/numbers.h", "rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan", "rounded = bits >> 16, nan", NATIVE),
+    Mutation("C: the cells of one part alone", "cpu/c/cells.h", "for (int64_t part = 0; part < f->parts; part++) {", "for (int64_t part = 0; part < 1; part++) {", NATIVE),
+    Mutation("C: folded rows counted once", "cpu/c/tiles.h", "columns = (double)(p->fold * p->run);", "columns = (double)p->run;", NATIVE),
+    Mutation("C: rows of another sample's parameters", "cpu/c/problem.h", "slot->param == param && slot->modulation == modulation) return slot;", "slot->param == param) return slot;", NATIVE),
     Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip
