@@ -110,7 +110,7 @@ def _demo(args: argparse.Namespace) -> int:
             ]
         )
     print(table(rows))
-    print("\nplan: forward | backward. aten: torch's own kernel, where it keeps the error budget; formula: ours, where it does not.")
+    print("\nplan: forward | backward. native: C kernels; without a compiler, torch's own or torch operations (aten, formula)")
     print("every result of onepass, gradients included, is within the budget" if within else "FAILED: an error exceeds the budget")
     _draw(args.picture)
     return 0 if within else 1
