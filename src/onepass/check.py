@@ -18,7 +18,7 @@ from .spec import GRANULARITIES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
-_SCALAR = {
+SCALAR = {
     torch.float64: "Double", torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half", torch.bool: "Bool",
     torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short", torch.int32: "Int", torch.int64: "Long",
     torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
@@ -244,7 +244,7 @@ def floating(x: Tensor, kernel: str, name: str = "input") -> None:
             "normalize the values of a jagged one"
         )
     if x.dtype not in FLOATS:
-        scalar = _SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
+        scalar = SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
         raise NotImplementedError(
             f"\"{kernel}\" not implemented for '{scalar}'; {name} has dtype {x.dtype}, expected float64, float32, bfloat16 or float16: "
             f"convert it with {name}.float()"
@@ -325,7 +325,7 @@ def alike(x: Tensor, *params: Named) -> None:
         return
     if named[0][1].dtype == x.dtype:
         odd = next((n, p) for n, p in named if p.dtype != x.dtype)
-        phrase = f"expected scalar type {_SCALAR[x.dtype]} but found {_SCALAR.get(odd[1].dtype, odd[1].dtype)}"
+        phrase = f"expected scalar type {SCALAR[x.dtype]} but found {SCALAR.get(odd[1].dtype, odd[1].dtype)}"
     elif any(param.dtype != torch.float32 for _, param in named):
         odd = next((n, p) for n, p in named if p.dtype != torch.float32)
         phrase = "mixed dtype (CPU): expect parameter to have scalar type of Float"

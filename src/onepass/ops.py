@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from . import graph, reference
 from .device import Device, describe
 from .families import BACKWARD, FORWARD
+from .operands import ZeroTensor, as_saved, check_backward, check_forward, check_gradient, check_sizes, has_negative_bit, signatures
 from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
 from .problem import NONE, Extras, NormProblem, accumulator, bind, dense_stride, laid_out, summed_like
 from .reference import Gradients, Needs, Result
@@ -43,15 +44,19 @@ def route(*operands: Tensor | None) -> str:
         return REFERENCE if _functorch_active() else OP
     if _functorch_active() or forward_ad._current_level >= 0 or _jit_tracing():
         return REFERENCE
-    return DIRECT if not _dispatch_modes() and all(type(t) in PLAIN for t in operands) else OP
+    if _dispatch_modes() or not PLAIN.issuperset(map(type, operands)) or has_negative_bit(*operands):
+        return OP  # torch's dispatcher resolves negative bits before it calls a registered op
+    return DIRECT
 
 
 class Ready:
     """A problem with its launchers: planned once, then called."""
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
-        self.problem, self.options = problem, options
+        self.problem, self.options, self.where = problem, options, device
         self.saved_stride = problem.seen(BACKWARD).stride  # of what a backward is handed as x
+        self.saved: list[Any] | None = None  # what calls of this kind save for their backward
+        self.drops_bias = False  # the backward needs no more of the bias than its shape and dtype, which the weight has, too
         self.planned, self.device = _settled(problem, device, options)
 
     @cached_property
@@ -124,25 +129,18 @@ _ready: dict[tuple[Any, ...], Ready] = {}
 _MOST = 4096  # kinds of call kept ready; serving with ever new shapes must not grow without bound
 
 
-def _bind(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras) -> NormProblem:
-    """`bind`, after a last look at what a kernel would read past the end of. (What users pass was checked with better words.)"""
-    problem = bind(spec, x, weight, bias, given, track, extras)
-    for name, param in (("weight", weight), ("bias", bias)):
-        if param is not None and param.numel() != problem.param_size:
-            raise ValueError(
-                f"{name} has shape {list(param.shape)}, expected {problem.param_size} elements: {spec.params!r} of [{spec.axes}] "
-                f"for x of shape {list(x.shape)}"
-            )
-    return problem
-
-
-def _prepare(key: tuple[Any, ...], problem: NormProblem, device: torch.device) -> Ready:
+def _prepare(
+    key: tuple[Any, ...], problem: NormProblem, device: torch.device, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Ready:
     options = wishes()
     if options.explain:
         raise Asked(problem, _settled(problem, device, options)[1])
     if len(_ready) >= _MOST:
         _ready.clear()
-    found = _ready[key] = Ready(problem, device, options)
+    found = Ready(problem, device, options)
+    if weight is not None and bias is not None and not problem.reads_bias:
+        found.drops_bias = weight.dtype == bias.dtype and weight.shape == bias.shape
+    _ready[key] = found
     return found
 
 
@@ -165,7 +163,8 @@ def norm(
     if (
         _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() or forward_ad._current_level >= 0
         or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
-        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN))
+        or x.is_neg() or (weight is not None and weight.is_neg()) or (bias is not None and bias.is_neg())
+        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN or has_negative_bit(mean, var)))
     ):  # fmt: skip
         check()
         return full(define, args, x, weight, bias, mean, var).y
@@ -178,8 +177,9 @@ def norm(
         ready = _ready.get(key)
         if ready is None:
             check()
-            spec = define(x, weight, bias, *args)
-            ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, False, NONE), x.device)
+            problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None, False, NONE)
+            check_forward(problem, x, weight, bias, mean, var, NONE)
+            ready = _prepare(key, problem, x.device, weight, bias)
         if _grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
@@ -187,6 +187,8 @@ def norm(
                 return _Plain.apply(ready, x, weight, bias)  # pyright: ignore[reportReturnType]
             return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
+    except ZeroTensor:
+        return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NONE), False).y
     except (RuntimeError, TypeError):
         check()
         define(x, weight, bias, *args)  # explains what is not in the key, a parameter on another device, or cannot be, a list
@@ -257,10 +259,15 @@ def full(
     ready = _ready.get(key)
     if ready is None:
         spec = define(summed_like(x, extras.residual), weight, bias, *args)
-        ready = _prepare(key, _bind(spec, x, weight, bias, var is not None, track, extras), x.device)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
-        return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-    return (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
+        problem = bind(spec, x, weight, bias, var is not None, track, extras)
+        check_forward(problem, x, weight, bias, mean, var, extras)
+        ready = _prepare(key, problem, x.device, weight, bias)
+    try:
+        if _grad_enabled() and True in [t is not None and t.requires_grad for t in operands]:
+            return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+        return (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
+    except ZeroTensor:
+        return _by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
 
 
 def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
@@ -297,11 +304,12 @@ class _Norm(torch.autograd.Function):
         running = (None if t is None else t.clone() for t in extras[5:])
         normalized = result.y if from_y else x if result.sum is None else result.sum
         ctx.plain = all(t is None for t in extras)
-        if ctx.plain:
-            ctx.save_for_backward(normalized, weight, bias, mean, result.rstd)
-        else:
-            var = result.var if ready.problem.spec.mix else None
-            ctx.save_for_backward(normalized, weight, bias, mean, result.rstd, var, *extras[1:5], *running)
+        saved: tuple[Tensor | None, ...] = normalized, weight, None if ready.drops_bias else bias, mean, result.rstd
+        if not ctx.plain:
+            saved = *saved, result.var if ready.problem.spec.mix else None, *extras[1:5], *running
+        if ready.saved is None:
+            ready.saved = signatures(saved)
+        ctx.save_for_backward(*saved)
         if not stats:
             return result.y, None, None, None, result.sum
         if given:  # not computed, and perhaps the operands themselves
@@ -312,19 +320,25 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _mean, _rstd, _var, dsum):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, mean, rstd, *others = ctx.saved_tensors
-        var, extras = (None, NONE) if ctx.plain else (others[0], Extras(dsum, *others[1:]))
+        if dy is None:  # what was saved is not looked at: users may have changed it in place
+            return None, None, *_to_operands(Gradients(dsum), *ctx.dtypes)
         ready, wanted = ctx.ready, _needs(ctx.needs_input_grad[2:])
-        grads = Gradients(dsum)
-        if dy is not None:
-            way = _route_back(dy, x, weight)
-            if way is DIRECT and x.stride() != ready.saved_stride:
-                way = OP  # a hook on saved tensors has laid it out anew, and the op binds what it is given
-            if way is DIRECT:
+        problem, saved = ready.problem, ctx.saved_tensors
+        way = _route_back(dy, *saved)
+        x, weight, bias, mean, rstd, *others = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
+        bias = weight if ready.drops_bias else bias
+        var, extras = (None, NONE) if ctx.plain else (others[0], Extras(dsum, *others[1:]))
+        if way is DIRECT and x.stride() == ready.saved_stride:
+            check_gradient("dy", dy, problem, ready.where)
+            check_gradient("dsum", dsum, problem, ready.where)
+            try:
                 grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
-            else:
-                problem = ready.problem
-                grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
+                return None, None, *_to_operands(grads, *ctx.dtypes)
+            except ZeroTensor:
+                pass
+        # A hook on saved tensors may have laid x out anew: the op binds what it is given.
+        way = OP if way is DIRECT else way
+        grads = _backward(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
         return None, None, *_to_operands(grads, *ctx.dtypes)
 
 
@@ -336,25 +350,31 @@ class _Plain(torch.autograd.Function):
         y, stats = ready.train.forward(x, weight, bias)
         ctx.ready = ready
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, weight, bias, stats)
+        saved = x, weight, None if ready.drops_bias else bias, stats
+        if ready.saved is None:
+            ready.saved = signatures(saved)
+        ctx.save_for_backward(*saved)
         return y
 
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias, stats = ctx.saved_tensors
-        ready, needed = ctx.ready, ctx.needs_input_grad[1:]
         if dy is None:
             return None, None, None, None
-        way, problem = _route_back(dy, x, weight), ready.problem
-        if way is DIRECT and x.stride() == ready.saved_stride and dy.stride() == problem.y_stride and stats.is_contiguous():
-            return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
-        mean, rstd = ready.train.statistics(stats)
-        way = OP if way is DIRECT and x.stride() != ready.saved_stride else way
-        if way is DIRECT:
-            grads = ready.backward(dy, x, weight, bias, mean, rstd, Needs(*needed))
-        else:
-            grads = _backward(way, problem.spec, False, dy, x, weight, bias, mean, rstd, Needs(*needed), NONE, None)
-        return None, *grads[:3]
+        ready, needed, saved = ctx.ready, ctx.needs_input_grad[1:], ctx.saved_tensors
+        way, problem = _route_back(dy, *saved), ready.problem
+        x, weight, bias, stats = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
+        bias = weight if ready.drops_bias else bias
+        if way is DIRECT and x.stride() == ready.saved_stride and stats.is_contiguous():
+            check_gradient("dy", dy, problem, ready.where)
+            try:
+                if dy.stride() == problem.y_stride:
+                    return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
+                return None, *ready.backward(dy, x, weight, bias, *ready.train.statistics(stats), Needs(*needed))[:3]
+            except ZeroTensor:
+                pass
+        way = OP if way is DIRECT else way
+        mean, rstd = ready.train.statistics(stats.contiguous())
+        return None, *_backward(way, problem.spec, False, dy, x, weight, bias, mean, rstd, Needs(*needed), NONE, None)[:3]
 
 
 def _needs(needed: Sequence[bool]) -> Needs:
@@ -372,13 +392,15 @@ def _to_operands(grads: Gradients, x: torch.dtype, residual: torch.dtype | None)
     return dx, dweight, dbias, None, None, dresidual, *others, None, None
 
 
-def _route_back(dy: Tensor, x: Tensor, weight: Tensor | None) -> str:
+_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _route_back(dy: Tensor, *saved: Tensor | None) -> str:
     """Which route a backward takes: the definition where it is itself to be differentiated or dy is a batch of gradients.
 
     (`is_grads_batched` runs a backward under a vmap that is not functorch's.)
     """
-    batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # pyright: ignore[reportAttributeAccessIssue]
-    return REFERENCE if torch.is_grad_enabled() or batched else route(dy, x, weight)
+    return REFERENCE if _grad_enabled() or _batched(dy) else route(dy, *saved)
 
 
 def _backward(
@@ -419,23 +441,33 @@ def _differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extra
 
 
 def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None, given: bool, track: bool, extras: Extras = NONE) -> Ready:
-    """The launchers for an op's operands, without the checks that its caller has made."""
-    problem = _bind(spec, x, weight, bias, given, track, extras)
+    """The launchers for operands that were checked."""
+    problem = bind(spec, x, weight, bias, given, track, extras)
     key = (problem, x.device, current.get(), batch_invariant.on)
     return _ready.get(key) or _prepare(key, problem, x.device)
 
 
-def _known(packed: tuple[str, Sequence[int], float, float], x: Tensor, weight, bias, given: bool, track: bool, extras: Extras) -> Ready:
-    """As `_bound`, without binding what was bound before: on a CPU that leaves 85 µs of 573."""
+def _known(
+    packed: tuple[str, Sequence[int], float, float],
+    operands: Sequence[Tensor | None],  # x, weight, bias, *extras, and then those that are only checked
+    given: bool,
+    track: bool,
+    check: Callable[[NormProblem], None],
+) -> Ready:
+    """The launchers for an op's operands, which are checked and bound once for each kind: on a CPU that leaves 85 µs of 573."""
     words, sizes, *numbers = packed
+    x, weight, bias = operands[:3]
+    assert x is not None
     key = (
-        words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
-        *[None if t is None else (t.shape, t.dtype, t.device) for t in (x, weight, bias, *extras)],
+        len(operands), words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
+        *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
     )  # fmt: skip
     found = _ready.get(key)
     if found is None:
-        found = _bound(NormSpec.unpack(*packed), x, weight, bias, given, track, extras)
-        _ready[key] = found
+        spec, extras = NormSpec.unpack(words, sizes, *numbers), Extras(*operands[3:10])
+        check_sizes(spec)
+        check(bind(spec, x, weight, bias, given, track, extras))
+        found = _ready[key] = _bound(spec, x, weight, bias, given, track, extras)
     return found
 
 
@@ -470,7 +502,9 @@ def _norm_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """y, mean, rstd, var, sum; empty where there is none: no mean without centering or where it was given, var only with `track`."""
     given, extras = var is not None, Extras(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
-    ready = _known((words, sizes, eps, weight_offset), x, weight, bias, given, track, extras)
+    operands = x, weight, bias, *extras, mean, var
+    check = partial(check_forward, x=x, weight=weight, bias=bias, mean=mean, var=var, extras=extras)
+    ready = _known((words, sizes, eps, weight_offset), operands, given, track, check)
     result = ready.forward(x, weight, bias, mean, var, extras)
     mean = result.rstd.new_empty(0) if result.mean is None or given else result.mean.contiguous()
     var = result.rstd.new_empty(0) if result.var is None or not track else result.var.contiguous()
@@ -520,13 +554,12 @@ def _norm_backward_op(
     """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there; with `from_y`
     among the words, x is y, and mean is not looked at."""
     extras = Extras(dsum, scale, shift, mean_weight, var_weight, running_mean, running_var)
-    for name, t in zip(("dy", "weight", "bias", "mean", "rstd", *extras._fields), (dy, weight, bias, mean, rstd, *extras)):
-        if t is not None and t.device != x.device:
-            raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is")
     if dsum is not None:  # x is a sum, and sums are dense
         x = laid_out(x, dense_stride(x))
-    ready = _known((words, sizes, eps, weight_offset), x, weight, bias, given, False, extras)
-    grads = ready.backward(dy.to(x.dtype), x, weight, bias, mean, rstd, needs, extras, var)
+    operands = x, weight, bias, *extras, dy, mean, rstd, var
+    check = partial(check_backward, dy=dy, x=x, weight=weight, bias=bias, mean=mean, rstd=rstd, extras=extras, var=var)
+    ready = _known((words, sizes, eps, weight_offset), operands, given, False, check)
+    grads = ready.backward(dy, x, weight, bias, mean, rstd, needs, extras, var)
     wanted = zip(grads, Needs(*needs))
     return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
 
@@ -553,12 +586,12 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
-    x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
     needed = ctx.needs_input_grad
     wanted = _needs([*needed[:5], *needed[10:]])
     dsum = None if ctx.dtypes[1] is None else dsum  # without a residual, the sum is an empty tensor
     grads = Gradients(dsum)
-    if dy is not None:
+    if dy is not None:  # else what was saved is not looked at: users may have changed it in place
+        x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
         way = _route_back(dy, x, weight)
         grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, wanted, Extras(dsum, *extras), var)
     grads = _to_operands(grads, *ctx.dtypes)

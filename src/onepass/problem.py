@@ -52,6 +52,10 @@ class ParamMap:
         """The definition, (1); kernels realise it by strides."""
         return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
 
+    def largest(self, reps: int, sets: int, run: int) -> int:
+        """The largest index into the parameter."""
+        return self.index(self.every * self.period - 1, reps - 1, sets - 1, run - 1)
+
     def __str__(self) -> str:
         terms = []
         if self.a:
@@ -135,14 +139,23 @@ class NormProblem:
         """How many elements weight and bias have."""
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.param)
 
+    @property
+    def modulation_size(self) -> int:
+        """How many elements scale and shift have."""
+        return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
+
+    @property
+    def reads_bias(self) -> bool:
+        """Whether the backward needs the values of the bias: to take u again, or x_hat from y."""
+        return self.tail or self.from_y
+
     def min_bytes(self, direction: str) -> int:
         """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once.
 
         With a residual both addends are read and the sum is written too; its backward reads the sum, and the gradient that arrives there.
         """
-        per_sample = prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
         params = sum(dtype.itemsize for dtype in (self.weight, self.bias) if dtype) * self.param_size
-        params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * per_sample
+        params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * self.modulation_size
         element = self.dtype.itemsize * (2 if direction == "forward" else 3)
         if self.addends:
             element += sum(dtype.itemsize for dtype in self.addends) if direction == "forward" else self.dtype.itemsize

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import CDLL, c_char_p, c_double, c_int64, c_void_p
 from functools import cache
 from math import prod
+from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from torch.autograd.graph import increment_version
 
 from ..device import Process
 from ..moments import Mix, Moments
+from ..operands import LOWEST, require_memory
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
 from ..reference import Gradients, Needs, Result, mix
@@ -63,10 +66,11 @@ def _library() -> _Library:
 
 def _openmp() -> tuple[c_void_p, str]:
     """GOMP_parallel of the OpenMP runtime that torch works with: its threads are ours, and there are never more than torch has."""
-    try:
-        return c_void_p.from_buffer(CDLL(None).GOMP_parallel), ""
-    except (AttributeError, OSError, TypeError):
-        return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
+    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a look-up here finds the runtime that this library is linked with
+    for name in (str(linked), None):  # None: what the process shows to all, where torch lies elsewhere
+        with suppress(AttributeError, OSError, TypeError):
+            return c_void_p.from_buffer(CDLL(name).GOMP_parallel), ""
+    return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
 
 
 def _threads() -> int:
@@ -130,11 +134,7 @@ def _walk(problem: NormProblem) -> _Walk:
     x, p, m = problem.x, problem.param, problem.modulation
     assert x is not None and p is not None and m is not None
     (o, r, s, t), (xo, xr, xs, _) = x.sizes, x.strides
-    axes = problem.spec.factor(problem.shape)
-    maps = (
-        _Map.of(p, problem.param_size),
-        _Map.of(m, prod(axis.size for axis in axes if axis.modulation)),
-    )
+    maps = _Map.of(p, problem.param_size), _Map.of(m, problem.modulation_size)
     copies = bool(problem.copied) or (r > 1 and t < SHORT and s > 1 and xs != t) or (r > 1 and s == 1 and t < SHORT and xr != t)
     if copies:
         xo, xr, xs = r * s * t, s * t, t
@@ -203,8 +203,15 @@ def _dense(t: Tensor | None) -> Tensor | None:
     return t if t.is_contiguous() else t.contiguous()
 
 
-def _pointers(*tensors: Tensor | None) -> list[int]:
-    return [0 if t is None else t.data_ptr() for t in tensors]
+def _pointers(**operands: Tensor | None) -> list[int]:
+    """The addresses of operands, 0 for those that are missing."""
+    pointers = []
+    for t in operands.values():
+        at = 0 if t is None else t.data_ptr()
+        if at < LOWEST and t is not None:
+            require_memory(operands)
+        pointers.append(at)
+    return pointers
 
 
 def _check(failed: int) -> None:
@@ -237,9 +244,10 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
         else:
             mean, rstd = call.new_stat() if spec.centered else None, call.new_stat()
             var = call.new_stat() if track else None
-        params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
-        operands, threads = _pointers(x, residual, *params), call.threads()
-        stats, outs = _pointers(mean, rstd, var), (y.data_ptr(), 0 if residual is None or total is None else total.data_ptr())
+        weight, bias, scale, shift = _dense(weight), _dense(bias), _dense(extras.scale), _dense(extras.shift)
+        operands = _pointers(input=x, residual=residual, weight=weight, bias=bias, scale=scale, shift=shift)
+        stats, threads = _pointers(running_mean=mean, rstd=rstd, running_var=var), call.threads()
+        outs = y.data_ptr(), 0 if residual is None or total is None else total.data_ptr()
         if not mixing:
             _check(run(packed, _pack_tensors(*operands, *stats, *outs, *_NO_GRADIENTS), threads))
             return Result(y, mean, rstd, var, total)
@@ -272,15 +280,22 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
             if not (weight.is_cpu and weight.is_contiguous()):
                 weight = _dense(weight)
             w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if w < LOWEST:
+                require_memory({"weight": weight})
         if bias is not None:
             if not (bias.is_cpu and bias.is_contiguous()):
                 bias = _dense(bias)
             b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if b < LOWEST:
+                require_memory({"bias": bias})
         if given:
             mean, var = _as_given(call, mean), _as_given(call, var)
-            m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            m, v = _pointers(running_mean=mean, running_var=var)
+        at = x.data_ptr()
+        if at < LOWEST:
+            require_memory({"input": x})
         y = empty_like(x) if dense else empty(shape, stride, dtype=dtype)
-        if run(packed, pack(x.data_ptr(), 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
+        if run(packed, pack(at, 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
             _check(1)
         return y
 
@@ -304,9 +319,9 @@ def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
         y = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype)
         weight, bias = _dense(weight), _dense(bias)
-        pointers = _pointers(x, None, weight, bias)
-        tensors = _pack_tensors(*pointers, 0, 0, 0, 0, 0, y.data_ptr(), 0, *_NO_GRADIENTS)
-        _check(run(packed, tensors, call.threads(), mean.data_ptr(), var.data_ptr(), momentum))
+        x_at, w, b, m, v = _pointers(input=x, weight=weight, bias=bias, running_mean=mean, running_var=var)
+        tensors = _pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *_NO_GRADIENTS)
+        _check(run(packed, tensors, call.threads(), m, v, momentum))
         increment_version((mean, var))  # as any change in place
         return y
 
@@ -331,11 +346,12 @@ def train(problem: NormProblem) -> Train | None:
     second, empty, f32 = 4 * sets, torch.empty_strided, torch.float32
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight, bias = _dense(weight), _dense(bias)
+        x_at, w, b = _pointers(input=x, weight=weight, bias=bias)
         y, stats = empty(shape, stride, dtype=dtype), empty((2 * sets,), (1,), dtype=f32)
-        weight, bias, at = _dense(weight), _dense(bias), stats.data_ptr()
-        w, b = 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+        at = stats.data_ptr()
         mean = at if spec.centered else 0
-        _check(run(packed, _pack_tensors(x.data_ptr(), 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *_NO_GRADIENTS), threads()))
+        _check(run(packed, _pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *_NO_GRADIENTS), threads()))
         return y, stats
 
     def backward(
@@ -344,9 +360,10 @@ def train(problem: NormProblem) -> Train | None:
         dx = empty(shape, stride, dtype=dtype) if needs[0] else None
         dweight = torch.empty(weight.shape, dtype=weight.dtype) if needs[1] and weight is not None else None
         dbias = torch.empty(bias.shape, dtype=bias.dtype) if needs[2] and bias is not None else None
-        weight, bias, at = _dense(weight), _dense(bias), stats.data_ptr()
+        weight, bias = _dense(weight), _dense(bias)
+        x_at, w, b, at, dy_at = _pointers(input=x, weight=weight, bias=bias, statistics=stats, dy=dy)
         mean = at if spec.centered else 0
-        operands = (*_pointers(x, None, weight, bias), 0, 0, mean, at + second, 0, 0, 0, dy.data_ptr(), 0, *_pointers(dx, dweight, dbias))
+        operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *_pointers(dx=dx, dweight=dweight, dbias=dbias)
         _check(run_back(packed, _pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
         return dx, dweight, dbias
 
@@ -386,10 +403,12 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
             mixed = _mixed(call, mean, call.stat(var), extras)
             mean = laid_out(mixed.mean, problem.stat_stride)
         params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        named = dict(zip(("weight", "bias", "scale", "shift"), params))
+        operands, threads = (*_pointers(input=x, residual=None, **named, mean=mean, rstd=own_rstd), 0, 0, 0), call.threads()
+        dy_at, dsum_at = _pointers(dy=dy, dsum=dsum)
         dx = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype) if needs.x else None
         grads = [torch.empty(t.shape, dtype=t.dtype) if t is not None and n else None for t, n in zip(params, needs[1:5])]
-        operands, threads = (*_pointers(x, None, *params, mean, own_rstd), 0, 0, 0), call.threads()
-        into = _pointers(dy, dsum, dx, *grads)
+        into = dy_at, dsum_at, *(0 if t is None else t.data_ptr() for t in (dx, *grads))
         if mixed is None:
             _check(run(packed, _pack_tensors(*operands, *into, 0, 0), threads, 1))
             return Gradients(dx, *grads[:4])

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import torch
 from torch import Tensor
 
-from ..problem import NormProblem, ParamMap, laid_out
+from ..problem import NormProblem, laid_out
 from ..tiling import Pass, Walk
 
 _MAP = ("every", "period", "o", "r", "s", "run", "t")
@@ -37,11 +37,12 @@ def near(w: Walk) -> bool:
 
 def wide_parameters(w: Walk) -> set[str]:
     """The steps of those parameter maps whose indices pass 2³¹."""
-    return {f"{letter}_{name}" for letter, p in (("p", w.param), ("m", w.modulation)) if _largest(p, w) >= 2**31 for name in "orst"}
-
-
-def _largest(p: ParamMap, w: Walk) -> int:
-    return p.index(p.every * p.period - 1, w.reps - 1, w.sets - 1, w.run - 1)
+    return {
+        f"{letter}_{name}"
+        for letter, p in (("p", w.param), ("m", w.modulation))
+        if p.largest(w.reps, w.sets, w.run) >= 2**31
+        for name in "orst"
+    }
 
 
 def statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:

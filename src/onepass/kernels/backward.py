@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..moments import Mix, Moments
+from ..operands import LOWEST, require_memory
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Gradients, Needs, mix
@@ -222,11 +223,14 @@ class _Run:
         return Gradients(dx, *grads, *weights)
 
     def _at_once(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """By addresses, which cost the host least. That all are on x's device was seen in the forward."""
+        """By addresses, which cost the host least. `ops` has seen that all are on x's device."""
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         low = 0
         for address in addresses:
-            low |= address or 0
+            if address is not None:
+                low |= address
+                if address < LOWEST:
+                    require_memory(dict(zip(_GIVEN, tensors)))
         aligned = low % ALIGNED == 0
         first = 0 if buffer is None else buffer.data_ptr()
         addresses += [first + 4 * start for start, _ in self.parts.values()]
