@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -114,7 +115,6 @@ def instance_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     use_input_stats: bool,
-    momentum: float,
     channel_dim: int = 1,
 ) -> None:
     if use_input_stats and prod(_positions(x, channel_dim)) == 1:
@@ -133,7 +133,7 @@ def instance_norm(
         )
     _both_or_neither(*running)
     if use_input_stats:
-        _updatable(x, momentum, *running)
+        _updatable(x, *running)
     params = ("weight", weight), ("bias", bias)
     are_tensors(*params)
     for named in (*params, *running):
@@ -149,23 +149,17 @@ def batch_norm(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     training: bool,
-    momentum: float,
     eps: float,
     channel_dim: int = 1,
 ) -> None:
     running = ("running_mean", running_mean), ("running_var", running_var)
-    if momentum is None:
-        raise TypeError(
-            "batch_norm(): argument 'momentum' (position 7) must be float, not NoneType; momentum=None, a cumulative average, "
-            "belongs to the modules onepass.nn.BatchNorm1d, 2d and 3d, which count their batches"
-        )
     if training:
         if x.numel():
             _at_least_2d(x)
         hint = "one value has no variance: use a larger batch, or training=False with running statistics"
         _more_than_one(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
         _both_or_neither(*running)
-        _updatable(x, momentum, *running)
+        _updatable(x, *running)
     if eps < 0 or (training and eps == 0):
         wanted = "positive during training" if training else "non-negative"
         raise ValueError(f"batch_norm eps must be {wanted}, but got {eps}; it keeps a channel of equal values finite: try 1e-5")
@@ -186,7 +180,6 @@ def switchable_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     training: bool,
-    momentum: float,
     eps: float,
     using_bn: bool,
     channel_dim: int,
@@ -195,7 +188,7 @@ def switchable_norm(
     if not using_bn and (running_mean is not None or running_var is not None):
         raise ValueError("running_mean and running_var belong to BatchNorm, which using_bn=False leaves out: pass None, or using_bn=True")
     if using_bn:
-        batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
+        batch_norm(x, weight, bias, running_mean, running_var, training, eps, channel_dim)
     else:
         _channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
     logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
@@ -219,22 +212,61 @@ def tensor(x: Any) -> None:
 
 
 def whole(name: str, value: Any, place: str = "") -> int:
-    """A number of something, as an int."""
+    """A number of something, as an int. torch takes no bool for one."""
     try:
-        return operator.index(value)
+        if type(value) is not bool:
+            return operator.index(value)
     except TypeError:
-        raise TypeError(f"{place or f'argument {name!r}'} must be int, not {type(value).__name__}; got {name}={value!r}") from None
+        pass
+    raise TypeError(f"{place or f'argument {name!r}'} must be int, not {type(value).__name__}; got {name}={value!r}")
+
+
+def real(function: str, name: str, position: int, value: Any) -> float:
+    """A number as a float. torch takes no Fraction for one."""
+    if isinstance(value, (float, int, torch.SymFloat)):
+        return value  # pyright: ignore[reportReturnType], a symbol stays one
+    scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    if scalar or type(value).__module__ == "numpy":
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise TypeError(
+        f"{function}(): argument '{name}' (position {position}) must be float, not {type(value).__name__}; got {name}={value!r}"
+    )
+
+
+def momentum(function: str, position: int, value: Any) -> Any:
+    """A number, or a tensor of one, as modules that count their batches have."""
+    if value is None:
+        raise TypeError(
+            f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None, a cumulative average, "
+            "belongs to the modules onepass.nn.BatchNorm1d, 2d and 3d, which count their batches"
+        )
+    return value if isinstance(value, Tensor) and value.numel() == 1 else real(function, "momentum", position, value)
+
+
+def flag(function: str, name: str, position: int, value: Any) -> None:
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise TypeError(
+            f"{function}(): argument '{name}' (position {position}) must be bool, not {type(value).__name__}; got {name}={value!r}"
+        )
 
 
 def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
-    """normalized_shape as a tuple."""
+    """normalized_shape as a tuple of ints."""
+    place = f"{function}(): argument 'normalized_shape' (position 2)"
+    if isinstance(normalized_shape, (str, Tensor)):
+        raise TypeError(f"{place} must be tuple of ints, not {type(normalized_shape).__name__}; got {normalized_shape!r}")
     try:
-        return tuple(normalized_shape)
+        sizes = tuple(normalized_shape)
     except TypeError:
         raise TypeError(
-            f"{function}(): argument 'normalized_shape' (position 2) must be tuple of ints, not "
-            f"{type(normalized_shape).__name__}; got {normalized_shape!r}, did you mean ({normalized_shape!r},)?"
+            f"{place} must be tuple of ints, not {type(normalized_shape).__name__}; got {normalized_shape!r}, did you mean "
+            f"({normalized_shape!r},)?"
         ) from None
+    for i, n in enumerate(sizes):
+        if isinstance(n, bool) or not (hasattr(n, "__index__") or isinstance(n, torch.SymInt)):
+            raise TypeError(f"{place} must be tuple of ints, but found element of type {type(n).__name__} at pos {i}; got {sizes}")
+    return tuple([n if isinstance(n, torch.SymInt) else operator.index(n) for n in sizes])  # pyright: ignore[reportReturnType]
 
 
 def floating(x: Tensor, kernel: str, name: str = "input") -> None:
@@ -253,8 +285,6 @@ def floating(x: Tensor, kernel: str, name: str = "input") -> None:
 
 def _trailing(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
     shape = list(normalized_shape)
-    if any(isinstance(n, float) for n in shape):
-        raise TypeError(f"argument 'normalized_shape' (position 2) must be tuple of ints, not of floats; got {tuple(shape)}")
     if not shape:
         raise RuntimeError(
             "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []; "
@@ -370,13 +400,11 @@ def _both_or_neither(*running: Named) -> None:
         )
 
 
-def _updatable(x: Tensor, momentum: Any, *running: Named) -> None:
+def _updatable(x: Tensor, *running: Named) -> None:
     """Running statistics that a batch is to be mixed into."""
     for name, stat in running:
         if stat is None:
             continue
-        if momentum is None or isinstance(momentum, (str, list, tuple)):
-            raise TypeError(f"argument 'momentum' must be float, not {type(momentum).__name__}; got momentum={momentum!r}: try 0.1")
         if any(n > 1 and stride == 0 for n, stride in zip(stat.shape, stat.stride())):
             raise RuntimeError(
                 f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; {name} has "

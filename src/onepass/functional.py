@@ -71,7 +71,9 @@ def layer_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(layer_norm, locals())
-    shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("layer_norm", normalized_shape)
+    shape = normalized_shape if _is_shape(normalized_shape) else check.shape_of("layer_norm", normalized_shape)
+    if type(eps) is not float:
+        eps = check.real("layer_norm", "eps", 5, eps)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     args = shape, eps, granularity, weight_offset, activation, modulate is not None, save
@@ -108,7 +110,9 @@ def rms_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(rms_norm, locals())
-    shape = normalized_shape if isinstance(normalized_shape, tuple) else check.shape_of("rms_norm", normalized_shape)
+    shape = normalized_shape if _is_shape(normalized_shape) else check.shape_of("rms_norm", normalized_shape)
+    if type(eps) is not float and eps is not None:
+        eps = check.real("rms_norm", "eps", 4, eps)
     args = shape, eps, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return ops.norm(_rms_norm, args, input, weight)
@@ -150,6 +154,8 @@ def group_norm(
         return _defer(group_norm, locals())
     if type(num_groups) is not int:
         num_groups = check.whole("num_groups", num_groups, "group_norm(): argument 'num_groups' (position 2)")
+    if type(eps) is not float:
+        eps = check.real("group_norm", "eps", 5, eps)
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
     if input.is_cuda:
@@ -183,6 +189,8 @@ def layer_norm2d(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(layer_norm2d, locals())
+    if type(eps) is not float:
+        eps = check.real("layer_norm2d", "eps", 4, eps)
     if input.is_cuda:
         input, weight, bias = _autocast(input, weight, bias)
     args = eps, activation, modulate is not None, save
@@ -222,9 +230,12 @@ def instance_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(instance_norm, locals())
+    if type(eps) is not float or type(momentum) is not float or type(use_input_stats) is not bool:
+        check.flag("instance_norm", "use_input_stats", 6, use_input_stats)
+        eps, momentum = check.real("instance_norm", "eps", 8, eps), check.momentum("instance_norm", 7, momentum)
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
-    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, channel_dim)
+    check.instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, channel_dim)
     args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     if not use_input_stats:
         return _evaluate(args, input, running, weight, bias, modulate, channel_dim, return_stats, out)
@@ -269,6 +280,9 @@ def batch_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(batch_norm, locals())
+    if type(eps) is not float or type(momentum) is not float or type(training) is not bool:
+        check.flag("batch_norm", "training", 6, training)
+        eps, momentum = check.real("batch_norm", "eps", 8, eps), check.momentum("batch_norm", 7, momentum)
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
     args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
@@ -279,9 +293,10 @@ def batch_norm(
         return y
 
     def checked() -> None:
-        check.batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, channel_dim)
+        check.batch_norm(input, weight, bias, running_mean, running_var, training, eps, channel_dim)
 
-    if plain and input.dim() > 1 and not track and momentum is not None and (training or running_var is not None):
+    neither = running_mean is None and running_var is None
+    if plain and input.dim() > 1 and (neither if training else running_var is not None):
         return ops.norm(_batch_norm, args, input, weight, bias, *((None, None) if training else running), check=checked)
     checked()
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back
@@ -331,10 +346,13 @@ def switchable_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(switchable_norm, locals())
+    if type(eps) is not float or type(momentum) is not float or type(training) is not bool:
+        check.flag("switchable_norm", "training", 8, training)
+        eps, momentum = check.real("switchable_norm", "eps", 10, eps), check.momentum("switchable_norm", 9, momentum)
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
     running = running_mean, running_var
-    check.switchable_norm(input, mean_weight, var_weight, *running, weight, bias, training, momentum, eps, using_bn, channel_dim)
+    check.switchable_norm(input, mean_weight, var_weight, *running, weight, bias, training, eps, using_bn, channel_dim)
     args = input.dim() > 2, using_bn, eps, channel_dim, activation, modulate is not None
     definition = _switchable_norm(input, weight, bias, *args)
     norms, acc = len(definition.mix.split(",")), accumulator(input.dtype)
@@ -376,6 +394,8 @@ def add_layer_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_layer_norm, locals())
+    if type(eps) is not float:
+        eps = check.real("add_layer_norm", "eps", 6, eps)
     check_extras.residual(input, residual)
     if _autocasts(input):  # the sum keeps its dtype, the norm is taken in float32
         total = input + residual
@@ -403,6 +423,8 @@ def add_rms_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_rms_norm, locals())
+    if type(eps) is not float and eps is not None:
+        eps = check.real("add_rms_norm", "eps", 5, eps)
     check_extras.residual(input, residual)
     shape = check.shape_of("add_rms_norm", normalized_shape)
     args = shape, eps, weight_offset, activation, modulate is not None
@@ -427,6 +449,8 @@ def add_group_norm(
     """
     if type(input) is not Tensor and _overridden(input):
         return _defer(add_group_norm, locals())
+    if type(eps) is not float:
+        eps = check.real("add_group_norm", "eps", 6, eps)
     check_extras.residual(input, residual)
     if channel_dim != 1:
         channel_dim = check_extras.channel_dim(input, channel_dim)
@@ -475,6 +499,16 @@ _layer_norm_out_op = torch.library.custom_op("onepass::layer_norm_out", _rows_in
 @_layer_norm_out_op.register_fake
 def _(out, input, gamma, beta, num_tokens, hidden_size, epsilon) -> None:
     check_extras.rows(out, input, gamma, beta, num_tokens, hidden_size)
+
+
+def _is_shape(sizes: Any) -> bool:
+    """Whether `sizes` is a tuple of ints. It becomes part of a key, and (8.0,) or (True,) would find what (8,) or (1,) left there."""
+    if not isinstance(sizes, tuple):
+        return False
+    for n in sizes:  # noqa: SIM110, a generator costs more than the loop
+        if type(n) is not int:
+            return False
+    return True
 
 
 def _clauses(activation: str | None, save: str) -> dict[str, Any]:
