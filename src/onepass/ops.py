@@ -164,7 +164,8 @@ def norm(
         _compiling() or _functorch_active() or _dispatch_modes() or _jit_tracing() or forward_ad._current_level >= 0
         or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
         or x.is_neg() or (weight is not None and weight.is_neg()) or (bias is not None and bias.is_neg())
-        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN or has_negative_bit(mean, var)))
+        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN))
+        or (var is not None and (var.is_neg() or (mean is not None and mean.is_neg())))
     ):  # fmt: skip
         check()
         return full(define, args, x, weight, bias, mean, var).y

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..allocate import on_cpu
 from ..device import Process
 from ..moments import Mix, Moments
 from ..operands import LOWEST, require_memory
 from ..plan import Plan
-from ..problem import NONE, Extras, NormProblem, ParamMap, laid_out
+from ..problem import NONE, Extras, NormProblem, ParamMap, contiguous_stride, laid_out
 from ..reference import Gradients, Needs, Result, mix
 from . import build
 
@@ -187,7 +188,7 @@ class _Call:
         return laid_out(stat.to(torch.float32).reshape(self.problem.stat_shape), self.problem.stat_stride)
 
     def new_stat(self) -> Tensor:
-        return torch.empty_strided(self.problem.stat_shape, self.problem.stat_stride, dtype=torch.float32)
+        return on_cpu(self.problem.stat_shape, self.problem.stat_stride, torch.float32)
 
 
 def _on_cpu(t: Tensor) -> None:
@@ -201,6 +202,11 @@ def _dense(t: Tensor | None) -> Tensor | None:
         return None
     _on_cpu(t)
     return t if t.is_contiguous() else t.contiguous()
+
+
+def _new_gradient(param: Tensor) -> Tensor:
+    shape = tuple(param.shape)
+    return on_cpu(shape, (1,) if len(shape) == 1 else contiguous_stride(shape), param.dtype)
 
 
 def _pointers(**operands: Tensor | None) -> list[int]:
@@ -231,14 +237,14 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
         packed, residual, total = plain, extras.residual, None
         if residual is not None:
             _on_cpu(residual)
-            total = torch.empty_strided(x.shape, problem.stride, dtype=problem.dtype)
+            total = on_cpu(problem.shape, problem.stride, problem.dtype)
             if x.stride() == residual.stride() == problem.stride:
                 packed = adding
             else:
                 x, residual = torch.add(x, residual, out=total), None
         elif copies:
             x = laid_out(x, problem.y_stride)
-        y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype)
+        y = on_cpu(problem.shape, problem.y_stride, problem.dtype)
         if problem.given:
             mean, var, rstd = call.stat(mean), call.stat(var), call.new_stat()
         else:
@@ -272,7 +278,7 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
         return None
     run, threads, given = call.library.forward, call.library.threads, problem.given
     packed, shape, stride, dtype, small = call.packed(given, False), problem.shape, problem.y_stride, problem.dtype, call.small
-    dense, empty, empty_like, pack = problem.stride == problem.y_stride, torch.empty_strided, torch.empty_like, _pack_tensors
+    pack = _pack_tensors
 
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
         w = b = m = v = 0
@@ -290,11 +296,13 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
                 require_memory({"bias": bias})
         if given:
             mean, var = _as_given(call, mean), _as_given(call, var)
-            m, v = _pointers(running_mean=mean, running_var=var)
+            m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if v < LOWEST or (mean is not None and m < LOWEST):
+                require_memory({"running_mean": mean, "running_var": var})
         at = x.data_ptr()
         if at < LOWEST:
             require_memory({"input": x})
-        y = empty_like(x) if dense else empty(shape, stride, dtype=dtype)
+        y = on_cpu(shape, stride, dtype)
         if run(packed, pack(at, 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
             _check(1)
         return y
@@ -317,7 +325,7 @@ def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     run, packed = call.library.track, call.packed(False, False)
 
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
-        y = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype)
+        y = on_cpu(problem.shape, problem.y_stride, problem.dtype)
         weight, bias = _dense(weight), _dense(bias)
         x_at, w, b, m, v = _pointers(input=x, weight=weight, bias=bias, running_mean=mean, running_var=var)
         tensors = _pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *_NO_GRADIENTS)
@@ -343,12 +351,12 @@ def train(problem: NormProblem) -> Train | None:
         return None
     run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
     shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
-    second, empty, f32 = 4 * sets, torch.empty_strided, torch.float32
+    second, f32 = 4 * sets, torch.float32
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         weight, bias = _dense(weight), _dense(bias)
         x_at, w, b = _pointers(input=x, weight=weight, bias=bias)
-        y, stats = empty(shape, stride, dtype=dtype), empty((2 * sets,), (1,), dtype=f32)
+        y, stats = on_cpu(shape, stride, dtype), on_cpu((2 * sets,), (1,), f32)
         at = stats.data_ptr()
         mean = at if spec.centered else 0
         _check(run(packed, _pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *_NO_GRADIENTS), threads()))
@@ -357,9 +365,9 @@ def train(problem: NormProblem) -> Train | None:
     def backward(
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, needs: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        dx = empty(shape, stride, dtype=dtype) if needs[0] else None
-        dweight = torch.empty(weight.shape, dtype=weight.dtype) if needs[1] and weight is not None else None
-        dbias = torch.empty(bias.shape, dtype=bias.dtype) if needs[2] and bias is not None else None
+        dx = on_cpu(shape, stride, dtype) if needs[0] else None
+        dweight = _new_gradient(weight) if needs[1] and weight is not None else None
+        dbias = _new_gradient(bias) if needs[2] and bias is not None else None
         weight, bias = _dense(weight), _dense(bias)
         x_at, w, b, at, dy_at = _pointers(input=x, weight=weight, bias=bias, statistics=stats, dy=dy)
         mean = at if spec.centered else 0
@@ -406,8 +414,8 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
         named = dict(zip(("weight", "bias", "scale", "shift"), params))
         operands, threads = (*_pointers(input=x, residual=None, **named, mean=mean, rstd=own_rstd), 0, 0, 0), call.threads()
         dy_at, dsum_at = _pointers(dy=dy, dsum=dsum)
-        dx = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype) if needs.x else None
-        grads = [torch.empty(t.shape, dtype=t.dtype) if t is not None and n else None for t, n in zip(params, needs[1:5])]
+        dx = on_cpu(problem.shape, problem.y_stride, problem.dtype) if needs.x else None
+        grads = [_new_gradient(t) if t is not None and n else None for t, n in zip(params, needs[1:5])]
         into = dy_at, dsum_at, *(0 if t is None else t.data_ptr() for t in (dx, *grads))
         if mixed is None:
             _check(run(packed, _pack_tensors(*operands, *into, 0, 0), threads, 1))

@@ -241,4 +241,5 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     if len(plan.passes) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
         return None
     (kernel,) = kernels(plan, problem, statistics=False)
+    kernel.output = problem.shape, problem.y_stride, problem.dtype
     return None if kernel.cooperative else kernel.quick

@@ -18,6 +18,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from ..allocate import on_current_gpu
 from ..operands import LOWEST, require_memory
 from .together import together
 
@@ -98,6 +99,7 @@ class Kernel:
         self._fixed = *self.scalars.values(), *self.constants.values()
         self._others = (None,) * (len(self.pointers) - len(("x", "residual", "sum", "y", "weight", "bias")))
         self._ready: dict[tuple[int, bool], tuple[Any, Any, Any]] = {}
+        self.output: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] = (), (), torch.float32  # shape, strides and dtype, for `quick`
 
     def source(self, aligned: bool = True) -> Source:
         types: dict[str, str] = {}
@@ -151,12 +153,14 @@ class Kernel:
 
     def quick(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: None) -> Tensor:
         """y, of a kernel that takes no more than x, weight and bias, and stores nothing else."""
-        y, weight, bias, device = torch.empty_like(x), dense(weight), dense(bias), x.get_device()
+        weight, bias, device = dense(weight), dense(bias), x.get_device()
         there = (weight is None or weight.get_device() == device) and (bias is None or bias.get_device() == device)
         if INTERPRETED or device != _device() or not there:
+            y = torch.empty_strided(*self.output[:2], dtype=self.output[2], device=x.device)
             with current(x.device) as stream:
                 self(stream, {"x": x, "y": y, "weight": weight, "bias": bias})
             return y
+        y = on_current_gpu(*self.output)
         x_at, y_at = x.data_ptr(), y.data_ptr()
         weight_at, bias_at = None if weight is None else weight.data_ptr(), None if bias is None else bias.data_ptr()
         if x_at < LOWEST or (weight_at is not None and weight_at < LOWEST) or (bias_at is not None and bias_at < LOWEST):
