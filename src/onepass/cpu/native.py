@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import CDLL, c_char_p, c_double, c_int64, c_void_p
@@ -86,6 +87,8 @@ def settle(plan: Plan, problem: NormProblem, device: torch.device) -> str:
     except build.Unavailable as reason:
         if os.environ.get("ONEPASS_CPU") == "native":
             raise RuntimeError(f"ONEPASS_CPU=native, but {reason}") from None
+        if reason.first:
+            warnings.warn(f"onepass works without its C kernels in this process: {reason} (ONEPASS_CPU=off hides this)", stacklevel=2)
         return str(reason)
     return ""
 
