@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -198,11 +199,21 @@ def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
             said = said or f"it did not end within {left:.0f} s"
             break
         if code == 0 and built.is_file():
-            return
+            if _whole(built.read_bytes()):
+                return
+            saying = saying or "it wrote half a library"
         said = said or saying or (f"it was killed by signal {-code}" if code < 0 else "it said nothing")
         if "No space left on device" in saying:
             break
     raise Unavailable(f"{shlex.join(compiler)} failed: {said[-300:]}")
+
+
+def _whole(library: bytes) -> bool:
+    """Whether an ELF file of 64 bits is as long as it says: loading half of one would end the process. Of others nothing is known."""
+    if len(library) < 64 or library[:5] != b"\x7fELF\x02":
+        return True
+    offset, entry, count = (*struct.unpack_from("=Q", library, 40), *struct.unpack_from("=2H", library, 58))  # of the sections, at the end
+    return offset + entry * count <= len(library)
 
 
 def _run(command: list[str], scratch: Path, seconds: float) -> tuple[int, str]:

@@ -92,18 +92,19 @@ def _open(folder: int, path: Path) -> IO[bytes]:
 def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
     name, kept = str(path), -1
     if os.path.exists(f"/proc/self/fd/{descriptor}"):  # not on macOS
-        # The copy stays open with the library: the loader knows libraries by their names, so this one must not come to mean another file.
         kept = os.dup(descriptor)
         name = f"/proc/self/fd/{kept}"
     try:
         loaded = ctypes.CDLL(name)
-        for function in FUNCTIONS:
-            getattr(loaded, function)
-    except (OSError, AttributeError) as error:
+    except OSError as error:
         if kept >= 0:
             os.close(kept)
         said = str(error).replace(name, path.name)
         raise Unavailable(f"the cached library {path} cannot be loaded ({said}): delete it; {ANOTHER_PLACE}") from None
+    # From now on `kept` stays open: the loader knows a library by its name, so that name must not come to mean another file.
+    missing = [function for function in FUNCTIONS if not hasattr(loaded, function)]
+    if missing:
+        raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and look at what CC does")
     loaded._name = str(path)  # for people
     return loaded
 
