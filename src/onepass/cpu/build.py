@@ -23,7 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from .cache import ANOTHER_PLACE, Unavailable, Unusable, fcntl, load, lock, open_folder, say, scratch_prefix, tidy
+from .cache import ANOTHER_PLACE, Unavailable, Unusable, fcntl, load, lock, make_way, open_folder, say, scratch_prefix, sweep
 
 SOURCES = Path(__file__).parent / "c"
 # No fast-math: sums keep their order, infinities and NaN their meaning. Contraction makes a·b + c one rounding instead of two.
@@ -103,8 +103,10 @@ def _load_or_compile(compiler: list[str], folder: int, path: Path) -> ctypes.CDL
         try:
             return load(folder, path)  # another process has compiled it in the meantime
         except Unusable:
-            tidy(path, alone)
+            make_way(path)
+            sweep(path.parent, alone)
             _compile(compiler, path, deadline)
+            sweep(path.parent, alone)  # a compiler whose process was killed may have written on
             return load(folder, path)
 
 
@@ -205,7 +207,7 @@ def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
         said = said or saying or (f"it was killed by signal {-code}" if code < 0 else "it said nothing")
         if "No space left on device" in saying:
             break
-    raise Unavailable(f"{shlex.join(compiler)} failed: {said[-300:]}")
+    raise Unavailable(f"{shlex.join(compiler)} failed: {' '.join(said.split())[-300:]}")
 
 
 def _whole(library: bytes) -> bool:

@@ -182,20 +182,24 @@ def scratch_prefix() -> str:
     return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-"
 
 
-def tidy(path: Path, alone: bool) -> None:
-    """Remove what is in the way of a new library, and what killed processes left.
-
-    Other libraries stay: on a network's file system another machine may be running them.
-    """
+def make_way(path: Path) -> None:
+    """Say so before anything is compiled if a library could not be put in its place. Anything but a directory is replaced."""
     for old in (path, path.with_suffix(".sha256")):
         try:
-            os.rmdir(old)  # anything but a directory is replaced
+            os.rmdir(old)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
             raise Unavailable(f"{old} is a directory, and in the way: {error.strerror}") from None
+
+
+def sweep(place: Path, alone: bool) -> None:
+    """Remove what killed processes left: all of this machine's, since whoever holds the lock is the only one to compile.
+
+    Other libraries stay: on a network's file system another machine may be running them.
+    """
     with suppress(OSError):
-        for entry in list(os.scandir(path.parent)):
-            mine = alone and entry.name.startswith(scratch_prefix())  # whoever holds the lock is the only one to compile
-            if entry.name.startswith("build-") and (mine or entry.stat(follow_symlinks=False).st_mtime < time() - DAY):
+        for entry in list(os.scandir(place)):
+            ours = alone and entry.name.startswith(scratch_prefix())
+            if entry.name.startswith("build-") and (ours or entry.stat(follow_symlinks=False).st_mtime < time() - DAY):
                 shutil.rmtree(entry.path, ignore_errors=True)
