@@ -88,7 +88,12 @@ def prepare(
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:
-    kernel = sources(drawn.draw(job.seed, job.index), device, job.family)[job.at].compile(target)
+    build(sources(drawn.draw(job.seed, job.index), device, job.family)[job.at], target)
+
+
+def build(source: Any, target: Any) -> None:
+    """Compile a kernel, and the C code that launches it, into Triton's cache on disk."""
+    kernel = source.compile(target)
     if torch.cuda.is_available():  # Triton 3.6 compiles a launcher in C for each kernel, half a second, and keeps that on disk too
         driver: Any = triton.runtime.driver.active
         driver.launcher_cls(kernel.src, kernel.metadata)

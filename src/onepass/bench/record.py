@@ -69,6 +69,12 @@ def write(path: Path, records: Iterable[Record]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
+def append(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
     """Both, with new measurements in the place of old ones of the same row and provider on the same machine."""
     return list({(r["row"], r["provider"], r["name"]): r for r in (*old, *new)}.values())

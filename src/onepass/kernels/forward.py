@@ -32,15 +32,18 @@ _TEAMS = Counters()
 _COUNTERS = {TEAM: _TEAMS, ALONE: _TEAMS, RING: Counters()}
 
 
-def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False) -> list[Kernel]:
-    """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it."""
-    return [_kernel(step, problem, statistics, residual) for step in _passes(plan)]
+def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False, stress: str | None = None) -> list[Kernel]:
+    """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it.
+
+    `stress` is for tests of `ring`: see `ring_stress`.
+    """
+    return [_kernel(step, problem, statistics, residual, stress) for step in _passes(plan)]
 
 
-def _kernel(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
+def _kernel(step: Pass, problem: NormProblem, statistics: bool, residual: bool, stress: str | None) -> Kernel:
     if step.kernel == COMBINE:
         return _combine(step, problem)
-    return _ring(step, problem, statistics) if step.kernel == RING else _walk(step, problem, statistics, residual)
+    return _ring(step, problem, statistics, stress) if step.kernel == RING else _walk(step, problem, statistics, residual)
 
 
 def _passes(plan: Plan) -> list[Pass]:
@@ -97,7 +100,7 @@ def _even(step: Pass) -> bool:
     return step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
 
 
-def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
+def _ring(step: Pass, problem: NormProblem, statistics: bool, stress: str | None = None) -> Kernel:
     from .ring import ring_forward  # Gluon is experimental, and no other kernel needs it
 
     w, spec, fp32 = step.walk, problem.spec, torch.float32
@@ -121,6 +124,7 @@ def _ring(step: Pass, problem: NormProblem, statistics: bool) -> Kernel:
         **{"TILES": step.tiles, "SLOTS": step.stages, "KEEP": step.keep, "BACK": step.back},
         "AT_ONCE": 1 if rows % (2 * step.parts_r) or step.back else 2,  # two where every member has an even number of blocks
         "WARPS": step.warps,
+        **({"STRESS": stress} if stress else {}),
     }
     return Described(
         *(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (step.block_i, step.block_j)),
@@ -146,10 +150,10 @@ def _combine(step: Pass, problem: NormProblem) -> Kernel:
     return Kernel(combine, step.programs, step.warps, pointers, scalars, constants)
 
 
-def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callable[..., Result]:
+def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: str | None = None) -> Callable[..., Result]:
     spec, passes = problem.spec, _passes(plan)
     first = passes[0]
-    plain = kernels(plan, problem, statistics)
+    plain = kernels(plan, problem, statistics, stress=stress)
     adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
     several, counters = len(passes) > 1, _counters(first)
     parts = 2 * first.walk.total * first.parts_r * first.parts_t if several or counters else 0

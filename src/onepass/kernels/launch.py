@@ -61,7 +61,9 @@ class Source(NamedTuple):
         language = ASTSource
         if self.function.is_gluon():
             from .gluon import GluonASTSource as language
-        source = language(self.function, dict(self.signature), dict(self.constants), attributes)
+        # An argument with a default is a constant that calls do not hand over.
+        defaults = {param.name: param.default for param in self.function.params if param.has_default}
+        source = language(self.function, dict(self.signature), defaults | dict(self.constants), attributes)
         # The default of enable_fp_fusion depends on Triton's version.
         return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._manner())
 

@@ -18,6 +18,7 @@ from triton import constexpr_function
 from .gluon import async_load, barrier, fence_async_shared, gl, jit, mbarrier
 from .math import activate, merge, update
 from .ring_exchange import combine, publish, rows_of
+from .ring_stress import crowded, fenced, late, spare
 
 # z/(1 + exp(-z)). The compiler takes an instruction more, to change a sign: of those that memory leaves time for, one in thirty.
 SILU = gl.constexpr("""{
@@ -54,17 +55,18 @@ def ring_forward(
     PARAM: gl.constexpr, MODULATION: gl.constexpr, OFFSET: gl.constexpr, CENTERED: gl.constexpr, ACTIVATION: gl.constexpr,
     RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, SETS: gl.constexpr, NEAR: gl.constexpr, PARTS: gl.constexpr,
     TILES: gl.constexpr, SLOTS: gl.constexpr, KEEP: gl.constexpr, BACK: gl.constexpr, AT_ONCE: gl.constexpr,
-    WARPS: gl.constexpr,
+    WARPS: gl.constexpr, STRESS: gl.constexpr = None,
 ):  # fmt: skip
     """There are `teams` of `members` programs, and `spans` units for each o, of TILES blocks of columns and at most SETS sets each.
 
     The ring has SLOTS slots, and BACK more for what comes again. RAGGED: the last block of rows or of columns is not full. A block meets at
     most NEAR sets; PARTS members' moments are combined at a time. Blocks are applied AT_ONCE, 1 or 2. WARPS: of each of reduce and apply.
+    STRESS: what a stress test changes (see `ring_stress`).
     """
     BYTES: gl.constexpr = BLOCK_I * BLOCK_J * x_desc.dtype.primitive_bitwidth // 8
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS + BACK, BLOCK_I, BLOCK_J], x_desc.layout)
+    ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS + BACK + spare(STRESS), BLOCK_I, BLOCK_J], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [SLOTS + BACK, 1], MBARRIER)
     empty = gl.allocate_shared_memory(gl.int64, [SLOTS + BACK, 1], MBARRIER)
     moments = gl.allocate_shared_memory(gl.float32, [2 * 2, BLOCK_J], PLAIN)  # of two tiles: each column's mean and m2
@@ -91,25 +93,25 @@ def ring_forward(
             (_apply, (
                 ring, full, empty, lines, known, used, y_ptr, y_o, y_r,
                 blocks, again, member, members, team, teams, units, spans, reps, columns,
-                ACTIVATION, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, AT_ONCE, WARPS,
+                ACTIVATION, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, AT_ONCE, WARPS, STRESS,
             )),
             (_reduce, (
                 ring, full, empty, moments, taken, handed, blocks, again, member, members, team, teams, units, reps,
-                CENTERED, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, WARPS,
+                CENTERED, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, WARPS, STRESS,
             )),
             (publish, (
                 moments, taken, handed, parts_ptr, counters_ptr, member, members, team, teams, units, spans, reps, run, columns,
-                CENTERED, BLOCK_I, BLOCK_J, SETS, NEAR, TILES, 1,
+                CENTERED, BLOCK_I, BLOCK_J, SETS, NEAR, TILES, 1, STRESS,
             )),
             (combine, (
                 lines, known, used, weight_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, var_ptr, parts_ptr, counters_ptr,
                 p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
                 eps, member, members, team, teams, units, spans, reps, sets, run, columns,
-                PARAM, MODULATION, OFFSET, CENTERED, BLOCK_I, BLOCK_J, SETS, PARTS, TILES, 2,
+                PARAM, MODULATION, OFFSET, CENTERED, BLOCK_I, BLOCK_J, SETS, PARTS, TILES, 2, STRESS,
             )),
             (_load, (
                 x_desc, ring, full, empty, blocks, again, member, members, team, teams, units, spans, reps,
-                BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, BYTES,
+                BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, BYTES, STRESS,
             )),
         ],
         [WARPS, 1, 2, 1],
@@ -121,6 +123,7 @@ def ring_forward(
 def _load(
     x_desc, ring, full, empty, blocks, again, member, members, team, teams, units, spans, reps,
     BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr, SLOTS: gl.constexpr, BACK: gl.constexpr, BYTES: gl.constexpr,
+    STRESS: gl.constexpr,
 ):  # fmt: skip
     """Blocks in the order in which they are reduced; between them, those of the unit before that come again."""
     at = 0
@@ -129,15 +132,16 @@ def _load(
         for block in range(TILES * blocks):
             slot, phase = at % SLOTS, at // SLOTS & 1
             _load_block(
-                x_desc, ring, full, empty, slot, phase, unit, block, blocks, member, members, spans, reps, BLOCK_I, BLOCK_J, TILES, BYTES
-            )
+                x_desc, ring, full, empty, slot, phase, unit, block, blocks, member, members, spans, reps,
+                BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
+            )  # fmt: skip
             at += 1
             if BACK > 0:  # noqa: SIM102, the outer one is decided when this is compiled. Of the unit before, last first
                 if (block < again) & (unit != team):
                     slot, phase = SLOTS + again_at % BACK, again_at // BACK & 1
                     _load_block(
                         x_desc, ring, full, empty, slot, phase, unit - teams, again - 1 - block, blocks, member, members, spans, reps,
-                        BLOCK_I, BLOCK_J, TILES, BYTES,
+                        BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
                     )  # fmt: skip
                     again_at += 1
     if BACK > 0:
@@ -146,7 +150,7 @@ def _load(
             slot, phase = SLOTS + again_at % BACK, again_at // BACK & 1
             _load_block(
                 x_desc, ring, full, empty, slot, phase, last, again - 1 - block, blocks, member, members, spans, reps,
-                BLOCK_I, BLOCK_J, TILES, BYTES,
+                BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
             )  # fmt: skip
             again_at += 1
 
@@ -154,14 +158,16 @@ def _load(
 @jit
 def _load_block(
     x_desc, ring, full, empty, slot, phase, unit, block, blocks, member, members, spans, reps,
-    BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr, BYTES: gl.constexpr,
+    BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr, BYTES: gl.constexpr, STRESS: gl.constexpr,
 ):  # fmt: skip
     row = unit // spans * reps + (member + block % blocks * members) * BLOCK_I
     column = (unit % spans * TILES + block // blocks) * BLOCK_J
     mbarrier.wait(empty.index(slot), phase ^ 1)
     # Barriers do not order loads from shared memory and copies into it by descriptor, which are of another proxy: without the fence, the
     # next block may overtake a load of the last one that is still on its way.
-    fence_async_shared()
+    if fenced(STRESS, "load"):
+        fence_async_shared()
+    late(STRESS, "load copy", 1)
     mbarrier.expect(full.index(slot), BYTES)
     async_load(x_desc, [row, column], full.index(slot), ring.index(slot))
 
@@ -170,7 +176,7 @@ def _load_block(
 def _reduce(
     ring, full, empty, moments, taken, handed, blocks, again, member, members, team, teams, units, reps,
     CENTERED: gl.constexpr, RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr,
-    TILES: gl.constexpr, SLOTS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr,
+    TILES: gl.constexpr, SLOTS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
 ):  # fmt: skip
     """The moments of the columns of each tile, handed to `publish`; blocks that will come again are let go."""
     BLOCK: gl.constexpr = reduce_layout(BLOCK_J, ring.dtype.primitive_bitwidth // 8, WARPS)
@@ -187,11 +193,13 @@ def _reduce(
             for block in range(blocks):
                 slot = at % SLOTS
                 mbarrier.wait(full.index(slot), at // SLOTS & 1)
+                late(STRESS, "reduce block", WARPS)
+                crowded(STRESS, "reduce crowd", ring, WARPS)
                 x = ring.index(slot).load(BLOCK).to(gl.float32)
                 if BACK > 0:  # noqa: SIM102
                     if tile * blocks + block < again:
-                        barrier()
-                        mbarrier.arrive(empty.index(slot), count=1)
+                        late(STRESS, "reduce release", WARPS)
+                        _release(empty, slot, STRESS)
                 k += 1.0
                 inside = True
                 if RAGGED:
@@ -204,6 +212,7 @@ def _reduce(
                 n = gl.where(last + i < reps, k, k - 1.0)
             mean, m2 = merge(mean, m2, n, rows, 0, CENTERED)
             mbarrier.wait(handed.index(turn % 2), (turn // 2 & 1) ^ 1)
+            late(STRESS, "reduce moments", WARPS)
             moments.index(turn % 2 * 2).store(gl.reshape(mean, [BLOCK_J]))
             moments.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [BLOCK_J]))
             barrier()
@@ -215,7 +224,7 @@ def _reduce(
 def _apply(
     ring, full, empty, lines, known, used, y_ptr, y_o, y_r, blocks, again, member, members, team, teams, units, spans, reps, columns,
     ACTIVATION: gl.constexpr, RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr,
-    SLOTS: gl.constexpr, BACK: gl.constexpr, AT_ONCE: gl.constexpr, WARPS: gl.constexpr,
+    SLOTS: gl.constexpr, BACK: gl.constexpr, AT_ONCE: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
 ):  # fmt: skip
     """y, of the blocks that stayed, then of those that come again."""
     BLOCK: gl.constexpr = apply_layout(BLOCK_J, ring.dtype.primitive_bitwidth // 8, WARPS, AT_ONCE)
@@ -229,11 +238,12 @@ def _apply(
         o, column = unit // spans, unit % spans * (TILES * BLOCK_J)
         line_at = turn % 2 * (TILES * 4)
         mbarrier.wait(known.index(turn % 2), turn // 2 & 1)
+        late(STRESS, "apply lines", WARPS)
         mean, factor, term = _line(lines, line_at, BLOCK)
         for step in range(0, here, AT_ONCE):
-            x = _take(ring, full, empty, step, here, again, at, again_at, SLOTS, BACK, BLOCK)
+            x = _take(ring, full, empty, step, here, again, at, again_at, SLOTS, BACK, BLOCK, WARPS, STRESS)
             if AT_ONCE == 2:  # the second block is on its way while the first is worked on
-                following = _take(ring, full, empty, step + 1, here, again, at, again_at, SLOTS, BACK, BLOCK)
+                following = _take(ring, full, empty, step + 1, here, again, at, again_at, SLOTS, BACK, BLOCK, WARPS, STRESS)
             for more in gl.static_range(AT_ONCE):
                 block = gl.where(again + step + more < here, again + step + more, here - 1 - step - more)
                 if TILES > 1:
@@ -249,6 +259,7 @@ def _apply(
                     x = following
         at += here
         again_at += again
+        late(STRESS, "apply used", WARPS)
         barrier()
         mbarrier.arrive(used.index(turn % 2), count=1)
         turn += 1  # noqa: SIM113
@@ -264,17 +275,34 @@ def _activate(z, ACTIVATION: gl.constexpr):
 
 
 @jit
-def _take(ring, full, empty, step, here, again, at, again_at, SLOTS: gl.constexpr, BACK: gl.constexpr, BLOCK: gl.constexpr):
+def _take(
+    ring, full, empty, step, here, again, at, again_at,
+    SLOTS: gl.constexpr, BACK: gl.constexpr, BLOCK: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
+):  # fmt: skip
     """The block that is applied at this step, out of the ring."""
     slot, phase = (at + again + step) % SLOTS, (at + again + step) // SLOTS & 1
     if BACK > 0:  # noqa: SIM102
         if again + step >= here:
             slot, phase = SLOTS + (again_at + again + step - here) % BACK, (again_at + again + step - here) // BACK & 1
     mbarrier.wait(full.index(slot), phase)
+    if fenced(STRESS, "early"):
+        _release(empty, slot, STRESS)
+    late(STRESS, "apply block", WARPS)
+    crowded(STRESS, "apply crowd", ring, WARPS)
     x = ring.index(slot).load(BLOCK)
+    late(STRESS, "apply release", WARPS)
+    if not fenced(STRESS, "early"):
+        _release(empty, slot, STRESS)
+    return x
+
+
+@jit
+def _release(empty, slot, STRESS: gl.constexpr):
+    """A group of warps has loaded a block: its slot may be refilled."""
+    if fenced(STRESS, "readers"):
+        fence_async_shared()
     barrier()
     mbarrier.arrive(empty.index(slot), count=1)
-    return x
 
 
 @jit

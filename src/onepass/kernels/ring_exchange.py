@@ -5,13 +5,14 @@ In memory, since members are on several multiprocessors: `parts` for the moments
 
 from .gluon import barrier, gl, jit, mbarrier
 from .math import inverse_deviation, join, line, merge, store_statistics
+from .ring_stress import late
 
 
 @jit
 def publish(
     moments, taken, handed, parts_ptr, counters_ptr, member, members, team, teams, units, spans, reps, run, columns,
     CENTERED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, SETS: gl.constexpr, NEAR: gl.constexpr, TILES: gl.constexpr,
-    WARPS: gl.constexpr,
+    WARPS: gl.constexpr, STRESS: gl.constexpr,
 ):  # fmt: skip
     """From the moments of columns, tile by tile, to those of sets, for all members to see."""
     TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # sums over columns take two shuffles
@@ -24,6 +25,7 @@ def publish(
         n, mean, m2 = gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET)
         for tile in range(TILES):
             mbarrier.wait(taken.index(turn % 2), turn // 2 & 1)
+            late(STRESS, "publish moments", WARPS)
             column_mean, column_m2 = moments.index(turn % 2 * 2), moments.index(turn % 2 * 2 + 1)
             if SETS == BLOCK_J and TILES == 1:  # each column is a set
                 mean, m2 = column_mean.load(SET), column_m2.load(SET)
@@ -42,8 +44,10 @@ def publish(
             mbarrier.arrive(handed.index(turn % 2), count=1)
             turn += 1
         part = _part_of(parts_ptr, unit, set_, member, members, SETS)
+        late(STRESS, "publish parts", WARPS)
         gl.store(part, mean)
         gl.store(part + SETS * members, m2)
+        late(STRESS, "publish count", WARPS)
         barrier()
         gl.atomic_add(counters_ptr + unit, 1, sem="release", scope="gpu")
 
@@ -71,6 +75,7 @@ def combine(
     eps, member, members, team, teams, units, spans, reps, sets, run, columns,
     PARAM: gl.constexpr, MODULATION: gl.constexpr, OFFSET: gl.constexpr, CENTERED: gl.constexpr, BLOCK_I: gl.constexpr,
     BLOCK_J: gl.constexpr, SETS: gl.constexpr, PARTS: gl.constexpr, TILES: gl.constexpr, WARPS: gl.constexpr,
+    STRESS: gl.constexpr,
 ):  # fmt: skip
     """From all members' moments to the statistics of sets, and to what z needs of them in each column."""
     PART: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])  # sums over members stay in a warp
@@ -87,6 +92,7 @@ def combine(
         o, span = unit // spans, unit % spans
         line_at = turn % 2 * (TILES * 4)
         mbarrier.wait(used.index(turn % 2), (turn // 2 & 1) ^ 1)
+        late(STRESS, "combine lines", WARPS)
         for tile in range(TILES):  # what does not need the statistics
             column = (span * TILES + tile) * BLOCK_J + j
             of = _over(column, run)
@@ -94,9 +100,11 @@ def combine(
             gain, term = line(1.0, operands, maps, place, None, column < columns, OFFSET, PARAM, MODULATION, 2, 12)
             lines.index(line_at + tile * 4 + 2).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + gain)
             lines.index(line_at + tile * 4 + 3).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + term)
+        late(STRESS, "combine count", WARPS)
         seen = gl.atomic_add(counters_ptr + unit, 0, sem="acquire", scope="gpu")
         while seen < members:
             seen = gl.atomic_add(counters_ptr + unit, 0, sem="acquire", scope="gpu")
+        late(STRESS, "combine parts", WARPS)
         at = _part_of(parts_ptr, unit, set_, part, members, SETS)
         mean, m2 = _load_parts(at, part < members, SETS * members)
         n_mean = n
@@ -107,6 +115,7 @@ def combine(
         mean, m2 = merge(mean, m2, n_mean, count, 1, CENTERED)
         var = m2 / count
         rstd = inverse_deviation(var, eps)
+        late(STRESS, "combine known", WARPS)
         for tile in range(TILES):
             place = gl.minimum(_over(tile * BLOCK_J + j, run), SETS - 1)
             lines.index(line_at + tile * 4).store(gl.gather(gl.reshape(mean, [SETS]), place, 0))
@@ -118,7 +127,9 @@ def combine(
             there = (of < sets) & (set_ < TILES * BLOCK_J // run)
             store_statistics((mean_ptr, rstd_ptr, var_ptr), o * sets + of, mean, rstd, var, there)
         # The parts have been read. The last one to leave resets the counter: it is 0 before and after every launch.
+        late(STRESS, "combine leave", WARPS)
         if gl.atomic_add(counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * members - 1:
+            late(STRESS, "combine reset", WARPS)
             gl.store(counters_ptr + unit, 0)
         turn += 1  # noqa: SIM113
 

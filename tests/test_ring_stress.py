@@ -1,0 +1,167 @@
+"""The ring with one hand-over late at a time: what is compiled, and on a Hopper, that nothing is wrong for it."""
+
+import json
+import re
+import subprocess
+import sys
+from contextlib import nullcontext
+from math import ceil
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import onepass
+from onepass.bench import ring_stress
+from onepass.bench.resources import TARGETS
+from onepass.bench.ring_stress import FENCES, HANDOVERS, SHAPES, Cell, Tally
+from onepass.kernels import forward
+
+H200 = TARGETS["sm_90"][1]
+KERNELS = Path(onepass.__file__).parent / "kernels"
+
+
+def test_every_hand_over_stands_in_the_kernels_once():
+    text = "".join((KERNELS / name).read_text() for name in ("ring.py", "ring_exchange.py"))
+    found = re.findall(r'(?:late|crowded)\(STRESS, "([^"]+)"', text)
+    assert sorted(found) == sorted(filter(None, HANDOVERS))
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("one block", {"TILES": 1, "BACK": 0, "AT_ONCE": 1, "RAGGED": False}),
+        ("two at once", {"TILES": 1, "BACK": 0, "AT_ONCE": 2, "RAGGED": False}),
+        ("tiles", {"TILES": 3, "BACK": 0, "AT_ONCE": 1}),
+        ("ragged", {"BACK": 0, "RAGGED": True}),
+        ("again", {"BACK": 3, "AT_ONCE": 1}),
+    ],
+)
+def test_shapes_refill_their_slots(name, expected):
+    shape = SHAPES[name]
+    plan, problem = ring_stress.planned(shape, H200)
+    (step,), (kernel,) = plan.passes, forward.kernels(plan, problem, shape.statistics)
+    assert {key: kernel.constants[key] for key in expected} == expected
+    rows = ceil(step.walk.reps / step.block_i)
+    assert rows >= step.parts_r and step.units >= 2 * step.teams
+    assert step.units // step.teams * step.tiles * ceil(rows / step.parts_r) > 2 * step.stages
+    assert 4 * step.programs <= H200.sms
+
+
+def test_calls_hand_over_nothing_of_it():
+    """STRESS is in no signature but a stress test's: a call costs the host what it did."""
+    names = dict(ring_stress.source("one block", None, H200).signature)
+    assert "STRESS" not in names
+    assert dict(ring_stress.source("one block", "apply block/none", H200).signature) == names | {"STRESS": "constexpr"}
+
+
+COMPILE = """
+import json, sys
+from onepass.bench import ring_stress
+from onepass.bench.resources import TARGETS
+target, device = TARGETS["sm_90"]
+stresses = json.loads(sys.argv[1])
+print(json.dumps([ring_stress.source("one block", stress, device).compile(target).asm["ptx"] for stress in stresses]))
+"""
+
+
+def test_what_is_compiled():
+    """In production no clock, and the fence between the wait for a slot and the copy into it. Elsewhere as the stress test asks."""
+    stresses = [None, "apply block/none", "apply crowd/readers"]
+    command = [
+        sys.executable,
+        "-c",
+        COMPILE,
+        json.dumps(stresses),
+    ]  # a process of its own: under TRITON_INTERPRET there is nothing to compile
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    production, delayed, crowded = json.loads(printed.splitlines()[-1])
+    wait, copy, arrive = r"mbarrier\.try_wait", r"cp\.async\.bulk\.tensor", r"mbarrier\.arrive\.shared"
+    fence = r"fence\.proxy\.async"
+
+    def order(ptx: str) -> list[str]:
+        return [match.lastgroup for match in re.finditer(f"(?P<wait>{wait})|(?P<copy>{copy})|(?P<fence>{fence})|(?P<arrive>{arrive})", ptx)]
+
+    def before(ptx: str, event: str) -> list[str]:
+        found = order(ptx)
+        return [found[at - 1] for at, what in enumerate(found) if what == event]
+
+    assert "%clock64" not in production and "st.volatile.shared" not in production
+    assert before(production, "copy") == ["fence"] and order(production).count("fence") == 2  # the other follows the mbarriers' start
+    assert before(delayed, "copy") == ["wait"] and "%clock64" in delayed
+    assert before(crowded, "copy") == ["wait"] and crowded.count("st.volatile.shared") == 32 and "fence" in before(crowded, "arrive")
+
+
+def test_cells():
+    cells = ring_stress.cells(list(HANDOVERS), FENCES)
+    assert cells[0] == Cell("apply block", "early", 1) and len(set(cells)) == len(cells)
+    assert {(cell.handover, cell.streams) for cell in cells if cell.fence == "load"} == {(name, n) for name in HANDOVERS for n in (1, 4)}
+    assert {cell.handover for cell in cells if cell.fence == "readers"} < set(HANDOVERS)
+    assert ring_stress.shapes_of(Cell("reduce release", "load", 1)) == ["again"]
+    assert ring_stress.cells(["combine reset"], ["load"]) == [Cell("combine reset", "load", 1), Cell("combine reset", "load", 4)]
+
+
+def test_verdict():
+    right, wrong = Tally(100), Tally(100, 2, 128)
+    tallies = {Cell("", "load", 1): right, Cell("apply block", "early", 1): wrong, Cell("apply block", "none", 4): wrong}
+    words, failures = ring_stress.verdict(tallies)
+    assert failures == 0 and "the planted fault was seen" in words and "without it 2 launches" in words
+    assert "100: 2 WRONG, 128 elements" in ring_stress.summary(tallies) and "nothing" in ring_stress.summary(tallies)
+    assert ring_stress.verdict({**tallies, Cell("", "load", 4): wrong})[1] == 1
+    assert ring_stress.verdict({Cell("apply block", "early", 1): right})[1] == 1  # a test that sees nothing
+
+
+def test_what_a_lane_counts(monkeypatch):
+    """On the CPU, without streams: two rows of one block are wrong in every other launch, one of them in other columns."""
+    for name, stand_in in (("Stream", lambda: None), ("stream", nullcontext), ("synchronize", lambda: None)):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(ring_stress, "DEVICE", "cpu")
+    inputs = [torch.randn(2, 8, 3, 3).half().to(memory_format=torch.channels_last) for _ in range(ring_stress.INPUTS)]
+    calls = []
+
+    def launch(x):
+        calls.append(x)
+        y, rstd = x.clone(), torch.ones(2)
+        if len(calls) % 2 == 0:
+            y[0, :4, 1, 1] += 1
+            y[1, 2:8, 0, 0] = torch.nan
+        return [y, rstd]
+
+    lane = ring_stress.Lane(launch, inputs, [[x, torch.ones(2)] for x in inputs], captured=False)
+    for _ in range(3):
+        lane.step()
+    assert lane.counts() == (3 * ring_stress.BATCH, 9, 90) and len(calls) == 18
+    assert lane.pattern() == "2 rows, 4, 6 columns of each"
+
+
+def test_an_unknown_name(capsys):
+    with pytest.raises(SystemExit):
+        ring_stress.main(["--only", "apply blok"])
+    assert "--only apply blok: unknown; expected some of load copy" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def images():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the ring is a Hopper's")
+    made: dict[str, ring_stress.Images] = {}
+
+    def image(name: str) -> ring_stress.Images:
+        return made.setdefault(name, ring_stress.Images(name, ring_stress.describe(torch.device("cuda"))))
+
+    return image
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("handover", HANDOVERS)
+def test_nothing_is_wrong_where_one_is_late(handover, images):
+    cell = Cell(handover, "load", 4)
+    found = ring_stress.run(cell, images(ring_stress.shapes_of(cell)[0]), 0.3)
+    assert found["launches"] > 0 and (found["wrong"], found["elements"]) == (0, 0)
+
+
+@pytest.mark.gpu
+def test_a_slot_released_too_early_shows(images):
+    assert ring_stress.run(Cell("apply block", "early", 1), images("one block"), 0.3)["wrong"] > 0
