@@ -517,6 +517,17 @@ def test_compile():
     torch.testing.assert_close(function(x), F.silu(F.group_norm(x * 2, 4)) + 1)
 
 
+@pytest.mark.parametrize("shape", [(2, 320, 64, 64), (2, 1280, 32, 32), (64, 512, 64, 64)])
+def test_teams_compiled_into_graphs(shape):
+    """Counters are made while torch.compile warms up, in the memory pool of its graphs, and stay: that must not disturb it."""
+    x = _images(shape)
+    call = torch.compile(lambda t: O.group_norm(t * 2, 32, activation="silu") + 0, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            y = call(x).clone()
+    _assert_right(y, x * 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["row", "row_reread", "tile_reread"])
 def test_gradients_of_more_than_2_31_elements(family):

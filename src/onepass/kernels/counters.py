@@ -6,6 +6,8 @@ anything, but never beside itself: each has counters of its own for ever. Memory
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._eager: dict[Stream, Tensor] = {}  # a handle that comes again is the same stream, whose launches follow one another
+        self._kept: list[Tensor] = []  # all that were made: launches may still use those that became too few
         self._pools: dict[int, list[Tensor]] = {}  # a list of one: what of a pool is left; taking it is one step for other threads
 
     def take(self, stream: Stream, n: int) -> Tensor:
@@ -29,16 +32,16 @@ class Counters:
             return self._captured(stream.device, n)
         found = self._eager.get(stream)
         if found is None or len(found) < n:
-            found = self._eager[stream] = _zeros(stream.device, max(n, 1024))
+            found = _apart(stream.device, 1 << max(n - 1, 1023).bit_length())
+            self._kept.append(found)
+            self._eager[stream] = found
             self._make_pool(stream.device)
         return found
 
     def _make_pool(self, device: int) -> None:
         """Zeroed before anything is captured, and outside of it: a captured launch then needs no memset beside it."""
         if device not in self._pools:
-            pool = _zeros(device, _POOL)
-            torch.cuda.current_stream(device).synchronize()  # whichever stream a replay is on
-            self._pools.setdefault(device, [pool])
+            self._pools.setdefault(device, [_apart(device, _POOL)])
 
     def _captured(self, device: int, n: int) -> Tensor:
         try:
@@ -46,8 +49,25 @@ class Counters:
         except (KeyError, IndexError):  # no pool yet, or another thread is taking
             return _zeros(device, n)
         n += -n % 4  # kernels are compiled for pointers at multiples of 16 bytes
-        self._pools[device].append(left[n:])
-        return left[:n] if len(left) >= n else _zeros(device, n)
+        enough = len(left) >= n
+        self._pools[device].append(left[n:] if enough else left)
+        return left[:n] if enough else _zeros(device, n)
+
+
+def _apart(device: int, n: int) -> Tensor:
+    """Counters that are 0 for every stream, in memory of no graph.
+
+    torch.compile warms up its CUDA graphs with all memory of the thread from their pool, which it later hands out again, whoever still has
+    it. So another thread allocates.
+    """
+
+    def make() -> Tensor:
+        found = _zeros(device, n)
+        torch.cuda.current_stream(device).synchronize()
+        return found
+
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(make).result()
 
 
 def _zeros(device: int, n: int) -> Tensor:
