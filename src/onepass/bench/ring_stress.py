@@ -213,6 +213,8 @@ class Lane:
         if captured:
             with torch.cuda.stream(self.stream):  # counters of captured launches are made outside of a capture
                 self._run(1)
+                for count in (self._elements, self._wrong, self._where):
+                    count.zero_()  # that launch is not one of those that are counted
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.stream(torch.cuda.Stream()):  # another one than replays it; `torch.cuda.graph` would collect garbage each time
