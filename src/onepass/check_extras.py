@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .check import FLOATS, alike, are_tensors, floating, one_device, whole
+from .memory import require_memory
 from .spec import ACTIVATIONS
 
 
@@ -135,6 +136,7 @@ def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
         )
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(out) is not Tensor or out.is_meta:
         return  # no memory to look at
+    require_memory(("out",), (out,))
     if not _nested(out):
         raise RuntimeError(
             f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "

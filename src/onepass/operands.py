@@ -6,7 +6,7 @@ op, tensors that changed between a call and its backward, and tensors without me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -16,28 +16,6 @@ from torch import Tensor
 from .check import FLOATS, SCALAR
 from .problem import Extras, NormProblem, ParamMap, View
 from .spec import NormSpec
-
-LOWEST = 1 << 40  # an address below this may be the offset into storage that is not there; `require_memory` decides
-
-
-class ZeroTensor(RuntimeError):
-    """An operand is one of torch's zero tensors, which have no memory. torch's dispatcher fills them in before a registered op."""
-
-
-def require_memory(operands: Mapping[str, Tensor | None]) -> None:
-    """Raise where a tensor with elements has no memory, as torch does.
-
-    Launchers call this only where an address is below LOWEST, so that it costs nothing elsewhere.
-    """
-    for name, t in operands.items():
-        if t is None or not t.numel() or t.data_ptr() != t.storage_offset() * t.element_size():
-            continue
-        if t._is_zerotensor():
-            raise ZeroTensor(f"{name} is a zero tensor of torch's, which has no memory: pass torch.zeros_like({name})")
-        raise RuntimeError(
-            f"The tensor has a non-zero number of elements, but its data is not allocated yet.; {name} of shape {list(t.shape)} on "
-            f"{t.device} has no memory behind it: its storage was freed (as FSDP frees parameters between uses), or it is a meta tensor"
-        )
 
 
 def has_negative_bit(*operands: Tensor | None) -> bool:
@@ -157,10 +135,13 @@ def _on_device(x: Tensor, operands: Mapping[str, Tensor | None]) -> None:
             raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is: move it with .to({str(x.device)!r})")
 
 
+# A batch of gradients, as `is_grads_batched` makes of them by a vmap that is not functorch's.
+batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+
 Signature = tuple[torch.dtype, torch.Size, torch.device]
 
-_SAVED = ("input", "weight", "bias", "mean", "rstd", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
-_SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # by calls with nothing else
+SAVED = ("input", "weight", "bias", "mean", "rstd", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
+SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # by calls with nothing else
 
 
 def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
@@ -174,7 +155,7 @@ def as_saved(problem: NormProblem, saved: Sequence[Tensor | None], were: Sequenc
     Module.half(), an assignment to .data and hooks on saved tensors all change tensors behind the graph's back.
     """
     found: list[Any] = []
-    for name, t, was in zip(_SAVED_BRIEFLY if len(saved) == len(_SAVED_BRIEFLY) else _SAVED, saved, were):
+    for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not problem.spec.centered:
             t = t.to(was[0])  # as torch's backward of a norm without a mean does; those of others raise
@@ -190,6 +171,8 @@ def as_saved(problem: NormProblem, saved: Sequence[Tensor | None], were: Sequenc
 def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, device: torch.device) -> None:
     """torch's engine checks the gradients that arrive; a node that is called directly may be handed anything."""
     if gradient is None or (gradient.shape == problem.shape and gradient.dtype is problem.dtype and gradient.device == device):
+        return
+    if batched(gradient):
         return
     now, expected = (gradient.dtype, gradient.shape, gradient.device), (problem.dtype, torch.Size(problem.shape), device)
     raise RuntimeError(f"{name} is {_in_words(now)}, expected {_in_words(expected)}, as the output is")

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -20,7 +21,19 @@ from torch.autograd import forward_ad
 from . import graph, reference
 from .device import Device, describe
 from .families import BACKWARD, FORWARD
-from .operands import ZeroTensor, as_saved, check_backward, check_forward, check_gradient, check_sizes, has_negative_bit, signatures
+from .memory import ZeroTensor, require_memory
+from .operands import (
+    SAVED,
+    SAVED_BRIEFLY,
+    as_saved,
+    batched,
+    check_backward,
+    check_forward,
+    check_gradient,
+    check_sizes,
+    has_negative_bit,
+    signatures,
+)
 from .plan import Asked, Options, Plan, batch_invariant, current, plan, wishes
 from .problem import NONE, Extras, NormProblem, accumulator, bind, dense_stride, laid_out, summed_like
 from .reference import Gradients, Needs, Result
@@ -29,6 +42,7 @@ from .spec import NormSpec
 Define = Callable[..., NormSpec]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
+_OPERANDS = ("input", "weight", "bias", "running_mean", "running_var", *Extras._fields)
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 _grad_enabled = torch.is_grad_enabled
@@ -62,9 +76,17 @@ class Ready:
     @cached_property
     def infer(self) -> Callable[..., Tensor]:
         """The forward where no statistics are wanted; a family may have a shorter way to it."""
-        shorter = getattr(_module(self.planned), "infer", None)
+        module = _module(self.planned)
+        shorter = getattr(module, "infer", None)
         launch = shorter(self.planned, self.problem) if shorter else None
-        return launch or (lambda *operands: self.bare(*operands, NONE).y)
+        if launch and getattr(module, "by_address", False):
+            return launch
+
+        def checked(*operands: Tensor | None) -> Tensor:
+            require_memory(_OPERANDS, operands)
+            return launch(*operands) if launch else self.bare(*operands, NONE).y
+
+        return checked
 
     @cached_property
     def track(self) -> Callable[..., Tensor] | None:
@@ -266,6 +288,7 @@ def full(
     try:
         if _grad_enabled() and True in [t is not None and t.requires_grad for t in operands]:
             return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+        require_memory(_OPERANDS, operands)
         return (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
     except ZeroTensor:
         return _by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
@@ -286,6 +309,8 @@ def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track:
         return Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
     x, weight, bias, mean, var, *extras = operands
     assert x is not None
+    with suppress(RuntimeError) if _functorch_active() else nullcontext():  # tensors of functorch show no address
+        require_memory(_OPERANDS, operands)
     result = reference.forward(spec, x, weight, bias, mean, var, Extras(*extras))
     mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
     return Result(result.y, mean, result.rstd.detach(), var, result.sum)
@@ -296,6 +321,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, ready: Ready, stats: bool, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
+        require_memory(_OPERANDS, (x, weight, bias, mean, var, *extras))
         given, from_y, extras = ready.problem.given, ready.problem.from_y, Extras(*extras)
         result = ready.forward(x, weight, bias, mean, var, extras)
         ctx.ready, ctx.dtypes = ready, (x.dtype, None if extras.residual is None else extras.residual.dtype)
@@ -329,10 +355,11 @@ class _Norm(torch.autograd.Function):
         x, weight, bias, mean, rstd, *others = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
         bias = weight if ready.drops_bias else bias
         var, extras = (None, NONE) if ctx.plain else (others[0], Extras(dsum, *others[1:]))
+        check_gradient("dy", dy, problem, ready.where)
+        check_gradient("dsum", dsum, problem, ready.where)
         if way is DIRECT and x.stride() == ready.saved_stride:
-            check_gradient("dy", dy, problem, ready.where)
-            check_gradient("dsum", dsum, problem, ready.where)
             try:
+                require_memory(("dy", "dsum", *SAVED), (dy, dsum, *saved))
                 grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
                 return None, None, *_to_operands(grads, *ctx.dtypes)
             except ZeroTensor:
@@ -365,11 +392,12 @@ class _Plain(torch.autograd.Function):
         way, problem = _route_back(dy, *saved), ready.problem
         x, weight, bias, stats = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
         bias = weight if ready.drops_bias else bias
+        check_gradient("dy", dy, problem, ready.where)
         if way is DIRECT and x.stride() == ready.saved_stride and stats.is_contiguous():
-            check_gradient("dy", dy, problem, ready.where)
             try:
                 if dy.stride() == problem.y_stride:
                     return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
+                require_memory(("dy", *SAVED_BRIEFLY), (dy, *saved))
                 return None, *ready.backward(dy, x, weight, bias, *ready.train.statistics(stats), Needs(*needed))[:3]
             except ZeroTensor:
                 pass
@@ -393,15 +421,9 @@ def _to_operands(grads: Gradients, x: torch.dtype, residual: torch.dtype | None)
     return dx, dweight, dbias, None, None, dresidual, *others, None, None
 
 
-_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def _route_back(dy: Tensor, *saved: Tensor | None) -> str:
-    """Which route a backward takes: the definition where it is itself to be differentiated or dy is a batch of gradients.
-
-    (`is_grads_batched` runs a backward under a vmap that is not functorch's.)
-    """
-    return REFERENCE if _grad_enabled() or _batched(dy) else route(dy, *saved)
+    """Which route a backward takes: the definition where it is itself to be differentiated or dy is a batch of gradients."""
+    return REFERENCE if _grad_enabled() or batched(dy) else route(dy, *saved)
 
 
 def _backward(
@@ -448,19 +470,25 @@ def _bound(spec: NormSpec, x: Tensor, weight: Tensor | None, bias: Tensor | None
     return _ready.get(key) or _prepare(key, problem, x.device)
 
 
+_OF_NORM = ("x", "weight", "bias", *Extras._fields, "mean", "var")
+_OF_BACKWARD = ("x", "weight", "bias", "dsum", *Extras._fields[1:], "dy", "mean", "rstd", "var")
+
+
 def _known(
     packed: tuple[str, Sequence[int], float, float],
+    names: Sequence[str],
     operands: Sequence[Tensor | None],  # x, weight, bias, *extras, and then those that are only checked
     given: bool,
     track: bool,
     check: Callable[[NormProblem], None],
 ) -> Ready:
     """The launchers for an op's operands, which are checked and bound once for each kind: on a CPU that leaves 85 µs of 573."""
+    require_memory(names, operands)
     words, sizes, *numbers = packed
     x, weight, bias = operands[:3]
     assert x is not None
     key = (
-        len(operands), words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
+        names, words, *sizes, *numbers, given, track, current.get(), batch_invariant.on, x.stride(),
         *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
     )  # fmt: skip
     found = _ready.get(key)
@@ -505,7 +533,7 @@ def _norm_op(
     given, extras = var is not None, Extras(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
     operands = x, weight, bias, *extras, mean, var
     check = partial(check_forward, x=x, weight=weight, bias=bias, mean=mean, var=var, extras=extras)
-    ready = _known((words, sizes, eps, weight_offset), operands, given, track, check)
+    ready = _known((words, sizes, eps, weight_offset), _OF_NORM, operands, given, track, check)
     result = ready.forward(x, weight, bias, mean, var, extras)
     mean = result.rstd.new_empty(0) if result.mean is None or given else result.mean.contiguous()
     var = result.rstd.new_empty(0) if result.var is None or not track else result.var.contiguous()
@@ -555,11 +583,12 @@ def _norm_backward_op(
     """The Gradients; empty where `needs` is false. With a residual, x is the sum, and dsum the gradient that arrives there; with `from_y`
     among the words, x is y, and mean is not looked at."""
     extras = Extras(dsum, scale, shift, mean_weight, var_weight, running_mean, running_var)
-    if dsum is not None:  # x is a sum, and sums are dense
+    if dsum is not None or words.endswith("from_y"):  # x is a sum or y, which are dense
+        require_memory(("x",), (x,))
         x = laid_out(x, dense_stride(x))
     operands = x, weight, bias, *extras, dy, mean, rstd, var
     check = partial(check_backward, dy=dy, x=x, weight=weight, bias=bias, mean=mean, rstd=rstd, extras=extras, var=var)
-    ready = _known((words, sizes, eps, weight_offset), operands, given, False, check)
+    ready = _known((words, sizes, eps, weight_offset), _OF_BACKWARD, operands, given, False, check)
     grads = ready.backward(dy, x, weight, bias, mean, rstd, needs, extras, var)
     wanted = zip(grads, Needs(*needs))
     return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]

@@ -22,8 +22,8 @@ from torch.autograd.graph import increment_version
 
 from ..allocate import on_cpu
 from ..device import Process
+from ..memory import LOWEST, require_memory
 from ..moments import Mix, Moments
-from ..operands import LOWEST, require_memory
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, contiguous_stride, laid_out
 from ..reference import Gradients, Needs, Result, mix
@@ -204,7 +204,10 @@ def _dense(t: Tensor | None) -> Tensor | None:
     if t is None:
         return None
     _on_cpu(t)
-    return t if t.is_contiguous() else t.contiguous()
+    if t.is_contiguous():
+        return t
+    require_memory(("parameter",), (t,))
+    return t.contiguous()
 
 
 def _new_gradient(param: Tensor) -> Tensor:
@@ -212,13 +215,17 @@ def _new_gradient(param: Tensor) -> Tensor:
     return on_cpu(shape, (1,) if len(shape) == 1 else contiguous_stride(shape), param.dtype)
 
 
-def _pointers(**operands: Tensor | None) -> list[int]:
-    """The addresses of operands, 0 for those that are missing."""
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _checked(names: Sequence[str], *tensors: Tensor | None) -> list[int]:
+    """As `_pointers`, where nobody has seen yet that there is memory behind them."""
     pointers = []
-    for t in operands.values():
+    for t in tensors:
         at = 0 if t is None else t.data_ptr()
         if at < LOWEST and t is not None:
-            require_memory(operands)
+            require_memory(names, tensors)
         pointers.append(at)
     return pointers
 
@@ -253,10 +260,9 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
         else:
             mean, rstd = call.new_stat() if spec.centered else None, call.new_stat()
             var = call.new_stat() if track else None
-        weight, bias, scale, shift = _dense(weight), _dense(bias), _dense(extras.scale), _dense(extras.shift)
-        operands = _pointers(input=x, residual=residual, weight=weight, bias=bias, scale=scale, shift=shift)
-        stats, threads = _pointers(running_mean=mean, rstd=rstd, running_var=var), call.threads()
-        outs = y.data_ptr(), 0 if residual is None or total is None else total.data_ptr()
+        params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        operands, threads = _pointers(x, residual, *params), call.threads()
+        stats, outs = _pointers(mean, rstd, var), (y.data_ptr(), 0 if residual is None or total is None else total.data_ptr())
         if not mixing:
             _check(run(packed, _pack_tensors(*operands, *stats, *outs, *_NO_GRADIENTS), threads))
             return Result(y, mean, rstd, var, total)
@@ -290,21 +296,21 @@ def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
                 weight = _dense(weight)
             w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
             if w < LOWEST:
-                require_memory({"weight": weight})
+                require_memory(("weight",), (weight,))
         if bias is not None:
             if not (bias.is_cpu and bias.is_contiguous()):
                 bias = _dense(bias)
             b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
             if b < LOWEST:
-                require_memory({"bias": bias})
+                require_memory(("bias",), (bias,))
         if given:
             mean, var = _as_given(call, mean), _as_given(call, var)
             m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
             if v < LOWEST or (mean is not None and m < LOWEST):
-                require_memory({"running_mean": mean, "running_var": var})
+                require_memory(("running_mean", "running_var"), (mean, var))
         at = x.data_ptr()
         if at < LOWEST:
-            require_memory({"input": x})
+            require_memory(("input",), (x,))
         y = on_cpu(shape, stride, dtype)
         if run(packed, pack(at, 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
             _check(1)
@@ -317,6 +323,7 @@ def _as_given(call: _Call, stat: Tensor | None) -> Tensor | None:
     """As `call.stat`, with a short way for what evaluation hands over: one float for each channel."""
     if stat is None or (stat.is_cpu and stat.dtype is torch.float32 and stat.dim() == 1 and stat.is_contiguous()):
         return stat
+    require_memory(("running statistic",), (stat,))
     return call.stat(stat)
 
 
@@ -330,7 +337,7 @@ def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
         y = on_cpu(problem.shape, problem.y_stride, problem.dtype)
         weight, bias = _dense(weight), _dense(bias)
-        x_at, w, b, m, v = _pointers(input=x, weight=weight, bias=bias, running_mean=mean, running_var=var)
+        x_at, w, b, m, v = _checked(("input", "weight", "bias", "running_mean", "running_var"), x, weight, bias, mean, var)
         tensors = _pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *_NO_GRADIENTS)
         _check(run(packed, tensors, call.threads(), m, v, momentum))
         increment_version((mean, var))  # as any change in place
@@ -358,7 +365,7 @@ def train(problem: NormProblem) -> Train | None:
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         weight, bias = _dense(weight), _dense(bias)
-        x_at, w, b = _pointers(input=x, weight=weight, bias=bias)
+        x_at, w, b = _checked(("input", "weight", "bias"), x, weight, bias)
         y, stats = on_cpu(shape, stride, dtype), on_cpu((2 * sets,), (1,), f32)
         at = stats.data_ptr()
         mean = at if spec.centered else 0
@@ -372,9 +379,9 @@ def train(problem: NormProblem) -> Train | None:
         dweight = _new_gradient(weight) if needs[1] and weight is not None else None
         dbias = _new_gradient(bias) if needs[2] and bias is not None else None
         weight, bias = _dense(weight), _dense(bias)
-        x_at, w, b, at, dy_at = _pointers(input=x, weight=weight, bias=bias, statistics=stats, dy=dy)
+        x_at, w, b, at, dy_at = _checked(("input", "weight", "bias", "statistics", "dy"), x, weight, bias, stats, dy)
         mean = at if spec.centered else 0
-        operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *_pointers(dx=dx, dweight=dweight, dbias=dbias)
+        operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *_pointers(dx, dweight, dbias)
         _check(run_back(packed, _pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
         return dx, dweight, dbias
 
@@ -414,12 +421,10 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
             mixed = _mixed(call, mean, call.stat(var), extras)
             mean = laid_out(mixed.mean, problem.stat_stride)
         params = [_dense(t) for t in (weight, bias, extras.scale, extras.shift)]
-        named = dict(zip(("weight", "bias", "scale", "shift"), params))
-        operands, threads = (*_pointers(input=x, residual=None, **named, mean=mean, rstd=own_rstd), 0, 0, 0), call.threads()
-        dy_at, dsum_at = _pointers(dy=dy, dsum=dsum)
         dx = on_cpu(problem.shape, problem.y_stride, problem.dtype) if needs.x else None
         grads = [_new_gradient(t) if t is not None and n else None for t, n in zip(params, needs[1:5])]
-        into = dy_at, dsum_at, *(0 if t is None else t.data_ptr() for t in (dx, *grads))
+        operands, threads = (*_pointers(x, None, *params, mean, own_rstd), 0, 0, 0), call.threads()
+        into = _pointers(dy, dsum, dx, *grads)
         if mixed is None:
             _check(run(packed, _pack_tensors(*operands, *into, 0, 0), threads, 1))
             return Gradients(dx, *grads[:4])
@@ -436,3 +441,4 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
 
 
 adds = True  # the residual, in the kernel
+by_address = True  # the short ways look at addresses, and see where there is no memory

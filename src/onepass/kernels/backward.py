@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..moments import Mix, Moments
-from ..operands import LOWEST, require_memory
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, laid_out
 from ..reference import Gradients, Needs, mix
@@ -223,14 +222,11 @@ class _Run:
         return Gradients(dx, *grads, *weights)
 
     def _at_once(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """By addresses, which cost the host least. `ops` has seen that all are on x's device."""
+        """By addresses, which cost the host least. `ops` has seen that all are on x's device, with memory behind them."""
         addresses = [None if t is None else t.data_ptr() for t in tensors]
         low = 0
         for address in addresses:
-            if address is not None:
-                low |= address
-                if address < LOWEST:
-                    require_memory(dict(zip(_GIVEN, tensors)))
+            low |= address or 0
         aligned = low % ALIGNED == 0
         first = 0 if buffer is None else buffer.data_ptr()
         addresses += [first + 4 * start for start, _ in self.parts.values()]

@@ -26,6 +26,7 @@ from .tile import tile_forward
 from .together import NotResident
 
 adds = True  # x + residual is taken by the kernel that reads x
+by_address = True  # the short ways look at addresses, and see where there is no memory
 
 _WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward, ALONE: alone_forward}
 _TEAMS = Counters()

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ..allocate import on_current_gpu
-from ..operands import LOWEST, require_memory
+from ..memory import LOWEST, require_memory
 from .together import together
 
 INTERPRETED = bool(knobs.runtime.interpret)
@@ -140,13 +140,7 @@ class Kernel:
             if t is not None and t.get_device() != stream.device:  # a kernel would read whatever lies at that address
                 raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        low = 0
-        for at in pointers:
-            if at is not None:
-                low |= at
-                if at < LOWEST:
-                    require_memory(dict(zip(self.pointers, tensors)))
-        return pointers, low % ALIGNED == 0
+        return pointers, not any(p and p % ALIGNED for p in pointers)
 
     def at(self, stream: Stream, pointers: Sequence[int | None], aligned: bool) -> None:
         """As a call, on addresses that are known to be on the device."""
@@ -166,7 +160,7 @@ class Kernel:
         x_at, y_at = x.data_ptr(), y.data_ptr()
         weight_at, bias_at = None if weight is None else weight.data_ptr(), None if bias is None else bias.data_ptr()
         if x_at < LOWEST or (weight_at is not None and weight_at < LOWEST) or (bias_at is not None and bias_at < LOWEST):
-            require_memory({"input": x, "weight": weight, "bias": bias})
+            require_memory(("input", "weight", "bias"), (x, weight, bias))
         aligned = not (x_at | (weight_at or 0) | (bias_at or 0)) % ALIGNED
         run, function, metadata = self._ready.get((device, aligned)) or self._load(device, aligned)
         run(
@@ -216,7 +210,10 @@ class Described(Kernel):
 
 def dense(param: Tensor | None) -> Any:
     """A parameter as kernels index it."""
-    return param if param is None or param.is_contiguous() else param.contiguous()
+    if param is None or param.is_contiguous():
+        return param
+    require_memory(("parameter",), (param,))
+    return param.contiguous()
 
 
 class Stream(NamedTuple):

@@ -1,0 +1,38 @@
+"""Whether there is memory behind a tensor.
+
+torch's own elementwise operations end the process where a storage was freed, so no tensor may reach one unchecked. `ops` checks what it is
+handed. The short ways to a kernel, which see the addresses anyway, compare them with LOWEST themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+LOWEST = 1 << 40  # an address below this may be an offset into storage that is not there; `require_memory` decides
+
+
+class ZeroTensor(RuntimeError):
+    """An operand is one of torch's zero tensors, which have no memory. torch's dispatcher fills them in before a registered op."""
+
+
+def require_memory(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    """Raise where a tensor with elements has no memory, as torch's norms do.
+
+    Example: `require_memory(("input", "weight"), (x, weight))`
+    """
+    for name, t in zip(names, tensors):
+        if t is not None and t.data_ptr() < LOWEST:
+            _require(name, t)
+
+
+def _require(name: str, t: Tensor) -> None:
+    if not t.numel() or t.data_ptr() != t.storage_offset() * t.element_size():
+        return
+    if t._is_zerotensor():
+        raise ZeroTensor(f"{name} is a zero tensor of torch's, which has no memory: pass torch.zeros_like({name})")
+    raise RuntimeError(
+        f"The tensor has a non-zero number of elements, but its data is not allocated yet.; {name} of shape {list(t.shape)} on {t.device} "
+        "has no memory behind it: its storage was freed (as FSDP frees parameters between uses), or it is a meta tensor"
+    )
