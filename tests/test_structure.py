@@ -30,7 +30,7 @@ ARROWS = {
     "kernels": {"allocate", "memory", "plan", "tiling", "tiling_backward", "reference", "problem", "moments"},
     "cpu": {"allocate", "memory", "plan", "device", "reference", "problem", "moments"},
     "reference": {"problem", "spec", "moments"},
-    "operands": {"check", "problem", "spec"},
+    "operands": {"check", "memory", "problem", "spec"},
     "problem": {"spec"},
     "bench": {
         "cpu",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .memory import require_memory
+from .memory import require_memory_if_shown
 from .spec import GRANULARITIES
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -194,8 +194,8 @@ def switchable_norm(
         _channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
     logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
     are_tensors(*logits)
-    for name, t in (*logits, ("running_mean", running_mean), ("running_var", running_var)):
-        _in_memory(name, t)
+    names = "mean_weight", "var_weight", "running_mean", "running_var"
+    require_memory_if_shown(names, (mean_weight, var_weight, running_mean, running_var))
     one_device(x, *logits)
     for name, logit in logits:
         if logit is not None and logit.dtype not in FLOATS:
@@ -408,7 +408,7 @@ def _updatable(x: Tensor, *running: Named) -> None:
     for name, stat in running:
         if stat is None:
             continue
-        _in_memory(name, stat)
+        require_memory_if_shown((name,), (stat,))
         if any(n > 1 and stride == 0 for n, stride in zip(stat.shape, stat.stride())):
             raise RuntimeError(
                 f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; {name} has "
@@ -421,12 +421,6 @@ def _updatable(x: Tensor, *running: Named) -> None:
                 f"Batch norm got a batched tensor as input while the running_mean or running_var, which will be updated in place, were not "
                 f"batched.; {name} is one tensor for all of vmap: pass running statistics with in_dims=0, or none"
             )
-
-
-def _in_memory(name: str, t: Tensor | None) -> None:
-    """Memory is there, as far as a tensor shows it: those of functorch, and subclasses, do not."""
-    if t is not None and type(t) in (Tensor, torch.nn.Parameter) and not (torch._C._are_functorch_transforms_active() or t.is_meta):
-        require_memory((name,), (t,))
 
 
 def _batched(t: Tensor) -> bool:

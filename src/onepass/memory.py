@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.nn import Parameter
 
 LOWEST = 1 << 40  # an address below this may be an offset into storage that is not there; `require_memory` decides
 
 
-class ZeroTensor(RuntimeError):
+class NoMemory(RuntimeError):
+    """A tensor with elements has no memory."""
+
+
+class ZeroTensor(NoMemory):
     """An operand is one of torch's zero tensors, which have no memory. torch's dispatcher fills them in before a registered op."""
 
 
@@ -28,11 +33,26 @@ def require_memory(names: Sequence[str], tensors: Sequence[Tensor | None]) -> No
 
 
 def _require(name: str, t: Tensor) -> None:
-    if not t.numel() or t.data_ptr() != t.storage_offset() * t.element_size():
+    if t.is_meta or not t.numel() or t.data_ptr() != t.storage_offset() * t.element_size():
         return
     if t._is_zerotensor():
         raise ZeroTensor(f"{name} is a zero tensor of torch's, which has no memory: pass torch.zeros_like({name})")
-    raise RuntimeError(
+    raise NoMemory(
         f"The tensor has a non-zero number of elements, but its data is not allocated yet.; {name} of shape {list(t.shape)} on {t.device} "
-        "has no memory behind it: its storage was freed (as FSDP frees parameters between uses), or it is a meta tensor"
+        "has no memory behind it: its storage was freed, as FSDP frees parameters between uses"
     )
+
+
+def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    """As `require_memory`, for what torch's own operations are handed: zero tensors and subclasses are theirs to take."""
+    for name, t in zip(names, tensors):
+        if type(t) not in (Tensor, Parameter):
+            continue
+        try:
+            require_memory((name,), (t,))
+        except ZeroTensor:
+            pass
+        except NoMemory:
+            raise
+        except RuntimeError:
+            pass  # a tensor of functorch or vmap shows no address

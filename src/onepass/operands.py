@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .check import FLOATS, SCALAR
+from .memory import require_memory_if_shown
 from .problem import Extras, NormProblem, ParamMap, View
 from .spec import NormSpec
 
@@ -149,7 +150,7 @@ def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
     return [None if t is None else (t.dtype, t.shape, t.device) for t in tensors]
 
 
-def as_saved(problem: NormProblem, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
+def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
     """What a backward unpacked, where that is not what was saved, as a kernel may take it; raises where none may.
 
     Module.half(), an assignment to .data and hooks on saved tensors all change tensors behind the graph's back.
@@ -157,7 +158,8 @@ def as_saved(problem: NormProblem, saved: Sequence[Tensor | None], were: Sequenc
     found: list[Any] = []
     for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
-        if t is not None and now and was and now[1:] == was[1:] and not problem.spec.centered:
+        if t is not None and now and was and now[1:] == was[1:] and not spec.centered:
+            require_memory_if_shown((name,), (t,))
             t = t.to(was[0])  # as torch's backward of a norm without a mean does; those of others raise
         elif now != was:
             raise RuntimeError(

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -21,7 +20,7 @@ from torch.autograd import forward_ad
 from . import graph, reference
 from .device import Device, describe
 from .families import BACKWARD, FORWARD
-from .memory import ZeroTensor, require_memory
+from .memory import ZeroTensor, require_memory, require_memory_if_shown
 from .operands import (
     SAVED,
     SAVED_BRIEFLY,
@@ -70,7 +69,7 @@ class Ready:
         self.problem, self.options, self.where = problem, options, device
         self.saved_stride = problem.seen(BACKWARD).stride  # of what a backward is handed as x
         self.saved: list[Any] | None = None  # what calls of this kind save for their backward
-        self.drops_bias = False  # the backward needs no more of the bias than its shape and dtype, which the weight has, too
+        self.drops_bias = False  # the bias is not saved: in the backward, the weight stands for it
         self.planned, self.device = _settled(problem, device, options)
 
     @cached_property
@@ -160,10 +159,19 @@ def _prepare(
     if len(_ready) >= _MOST:
         _ready.clear()
     found = Ready(problem, device, options)
-    if weight is not None and bias is not None and not problem.reads_bias:
-        found.drops_bias = weight.dtype == bias.dtype and weight.shape == bias.shape
+    found.drops_bias = _bias_is_not_read(problem.spec, weight, bias, problem.scale is not None or problem.shift is not None)
     _ready[key] = found
     return found
+
+
+def _bias_is_not_read(spec: NormSpec, weight: Tensor | None, bias: Tensor | None, modulated: bool) -> bool:
+    """Whether a backward needs no more of the bias than its shape and dtype, and the weight has the same.
+
+    Then it is not saved, and users may change it in place. Its values are read to take z again, and to take x_hat from y.
+    """
+    if weight is None or bias is None or spec.activation or spec.from_y or modulated:
+        return False
+    return weight.dtype == bias.dtype and weight.shape == bias.shape
 
 
 def norm(
@@ -238,7 +246,10 @@ def tracked(
     ready = _ready.get(_kind_of_tracked(define, args, x, weight, bias, running_mean, running_var, momentum))
     if ready is None or ready.track is None:
         return None
-    return ready.track(x, weight, bias, running_mean, running_var, momentum)
+    try:
+        return ready.track(x, weight, bias, running_mean, running_var, momentum)
+    except ZeroTensor:
+        return None
 
 
 def _kind_of_tracked(define: Define, args: tuple[Any, ...], x: Tensor, *operands: Any) -> tuple[Any, ...]:
@@ -302,6 +313,8 @@ def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
 
 def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool) -> Result:
     """The forward of the routes that know a spec but no problem."""
+    if not _compiling():
+        require_memory_if_shown(_OPERANDS, operands)
     if way is OP:
         y, mean, rstd, var, total = torch.ops.onepass.norm(*operands[:5], *spec.pack(), track, *operands[5:])
         given, added = operands[4] is not None, operands[5] is not None
@@ -309,8 +322,6 @@ def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track:
         return Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
     x, weight, bias, mean, var, *extras = operands
     assert x is not None
-    with suppress(RuntimeError) if _functorch_active() else nullcontext():  # tensors of functorch show no address
-        require_memory(_OPERANDS, operands)
     result = reference.forward(spec, x, weight, bias, mean, var, Extras(*extras))
     mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
     return Result(result.y, mean, result.rstd.detach(), var, result.sum)
@@ -352,7 +363,7 @@ class _Norm(torch.autograd.Function):
         ready, wanted = ctx.ready, _needs(ctx.needs_input_grad[2:])
         problem, saved = ready.problem, ctx.saved_tensors
         way = _route_back(dy, *saved)
-        x, weight, bias, mean, rstd, *others = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
+        x, weight, bias, mean, rstd, *others = saved if signatures(saved) == ready.saved else as_saved(problem.spec, saved, ready.saved)
         bias = weight if ready.drops_bias else bias
         var, extras = (None, NONE) if ctx.plain else (others[0], Extras(dsum, *others[1:]))
         check_gradient("dy", dy, problem, ready.where)
@@ -390,10 +401,10 @@ class _Plain(torch.autograd.Function):
             return None, None, None, None
         ready, needed, saved = ctx.ready, ctx.needs_input_grad[1:], ctx.saved_tensors
         way, problem = _route_back(dy, *saved), ready.problem
-        x, weight, bias, stats = saved if signatures(saved) == ready.saved else as_saved(problem, saved, ready.saved)
+        x, weight, bias, stats = saved if signatures(saved) == ready.saved else as_saved(problem.spec, saved, ready.saved)
         bias = weight if ready.drops_bias else bias
         check_gradient("dy", dy, problem, ready.where)
-        if way is DIRECT and x.stride() == ready.saved_stride and stats.is_contiguous():
+        if way is DIRECT and x.stride() == ready.saved_stride and stats.stride() == ready.train.stat_stride:
             try:
                 if dy.stride() == problem.y_stride:
                     return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
@@ -402,7 +413,7 @@ class _Plain(torch.autograd.Function):
             except ZeroTensor:
                 pass
         way = OP if way is DIRECT else way
-        mean, rstd = ready.train.statistics(stats.contiguous())
+        mean, rstd = ready.train.statistics(stats)
         return None, *_backward(way, problem.spec, False, dy, x, weight, bias, mean, rstd, Needs(*needed), NONE, None)[:3]
 
 
@@ -441,6 +452,8 @@ def _backward(
     var: Tensor | None,
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
+    if not _compiling():
+        require_memory_if_shown(("dy", "dsum", *SAVED), (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
     if way is REFERENCE:
         if spec.from_y and torch.is_grad_enabled():
             raise RuntimeError(
@@ -612,6 +625,9 @@ def _save(ctx, inputs, output) -> None:
     ctx.dtypes = x.dtype, None if residual is None else residual.dtype
     mean = None if ctx.spec.from_y else mean if ctx.given else output[1] if ctx.spec.centered else None
     normalized = output[0] if ctx.spec.from_y else x if residual is None else output[4]
+    ctx.drops_bias = _bias_is_not_read(ctx.spec, weight, bias, extras[0] is not None or extras[1] is not None)
+    bias = None if ctx.drops_bias else bias
+    ctx.saved = signatures((normalized, weight, bias))
     ctx.save_for_backward(normalized, weight, bias, mean, output[2], output[3] if ctx.spec.mix else None, *extras)
 
 
@@ -622,6 +638,8 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     grads = Gradients(dsum)
     if dy is not None:  # else what was saved is not looked at: users may have changed it in place
         x, weight, bias, mean, rstd, var, *extras = ctx.saved_tensors
+        x, weight, bias = as_saved(ctx.spec, (x, weight, bias), ctx.saved)
+        bias = weight if ctx.drops_bias else bias
         way = _route_back(dy, x, weight)
         grads = _backward(way, ctx.spec, ctx.given, dy, x, weight, bias, mean, rstd, wanted, Extras(dsum, *extras), var)
     grads = _to_operands(grads, *ctx.dtypes)

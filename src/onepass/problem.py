@@ -144,11 +144,6 @@ class NormProblem:
         """How many elements scale and shift have."""
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
 
-    @property
-    def reads_bias(self) -> bool:
-        """Whether the backward needs the values of the bias: to take u again, or x_hat from y."""
-        return self.tail or self.from_y
-
     def min_bytes(self, direction: str) -> int:
         """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once.
 

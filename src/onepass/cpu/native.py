@@ -352,6 +352,7 @@ class Train(NamedTuple):
     forward: Callable[..., tuple[Tensor, Tensor]]  # of x, weight, bias: y, and mean and rstd in one tensor
     backward: Callable[..., tuple[Tensor | None, ...]]  # of dy, x, weight, bias, those statistics, and which gradients are needed
     statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # mean and rstd
+    stat_stride: tuple[int, ...]  # of those statistics as the kernels read them
 
 
 def train(problem: NormProblem) -> Train | None:
@@ -362,11 +363,13 @@ def train(problem: NormProblem) -> Train | None:
     run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
     shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
     second, f32 = 4 * sets, torch.float32
+    # Their order in memory is this problem's, and a recomputed forward may be another's: shape and strides tell.
+    stat_shape, stat_stride = (2, *problem.stat_shape), (sets, *problem.stat_stride)
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         weight, bias = _dense(weight), _dense(bias)
         x_at, w, b = _checked(("input", "weight", "bias"), x, weight, bias)
-        y, stats = on_cpu(shape, stride, dtype), on_cpu((2 * sets,), (1,), f32)
+        y, stats = on_cpu(shape, stride, dtype), on_cpu(stat_shape, stat_stride, f32)
         at = stats.data_ptr()
         mean = at if spec.centered else 0
         _check(run(packed, _pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *_NO_GRADIENTS), threads()))
@@ -386,10 +389,9 @@ def train(problem: NormProblem) -> Train | None:
         return dx, dweight, dbias
 
     def statistics(stats: Tensor) -> tuple[Tensor | None, Tensor]:
-        mean, rstd = (stats.as_strided(problem.stat_shape, problem.stat_stride, offset) for offset in (0, sets))
-        return mean if spec.centered else None, rstd
+        return stats[0] if spec.centered else None, stats[1]
 
-    return Train(forward, backward, statistics)
+    return Train(forward, backward, statistics, stat_stride)
 
 
 def _mixed(call: _Call, mean: Tensor | None, var: Tensor | None, extras: Extras) -> Mix:
