@@ -1,11 +1,15 @@
 """Modules: torch's constructors, state_dicts and reprs; training, evaluation, memory format, pickling."""
 
+import contextlib
 import copy
+import functools
 import pickle
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import onepass.nn
 
@@ -182,3 +186,61 @@ def test_half_running_statistics():
         module(x), expected(x.float())
     assert module.running_mean.dtype == torch.bfloat16
     assert_close(module.running_var.float(), expected.running_var, rtol=2e-2, atol=2e-2)
+
+
+class Passes(torch.utils._python_dispatch.TorchDispatchMode):
+    """Sees every op and changes nothing: with it, calls go through the registered op."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+CHECKPOINTED = {
+    "BatchNorm": (lambda lib: lib.BatchNorm2d(8), None),
+    "BatchNorm, cumulative": (lambda lib: lib.BatchNorm2d(8, momentum=None), None),
+    "BatchNorm without parameters": (lambda lib: lib.BatchNorm2d(8, affine=False), None),
+    "BatchNorm, activated": (lambda lib: lib.BatchNorm2d(8), "relu"),
+    "InstanceNorm": (lambda lib: lib.InstanceNorm2d(8, affine=True, track_running_stats=True), None),  # torch updates it late
+    "InstanceNorm, activated": (lambda lib: lib.InstanceNorm2d(8, track_running_stats=True), "relu"),
+}
+
+
+def checkpointed(norm, activation, x, early, nested, mode, steps=2):
+    """The buffers after steps in which the norm is recomputed, `nested` times deeper."""
+
+    def block(x):
+        if activation and not isinstance(norm, onepass.nn._Extended):
+            return nn.functional.relu(norm(x))
+        return norm(x) if activation is None else norm(x, activation=activation)
+
+    def call(x, depth=nested):
+        inner = functools.partial(call, depth=depth - 1) if depth else block
+        return checkpoint(inner, x, use_reentrant=False, preserve_rng_state=early)
+
+    with mode(), set_checkpoint_early_stop(early):
+        for _ in range(steps):
+            call(x).square().sum().backward()
+    return [b.clone() for b in norm.buffers()]
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Passes])
+@pytest.mark.parametrize("early, nested", [(True, 0), (True, 1), (False, 0), (False, 1)])
+@pytest.mark.parametrize("needs", ["x", "parameters", "both"])
+@pytest.mark.parametrize("make, activation", CHECKPOINTED.values(), ids=CHECKPOINTED.keys())
+def test_checkpointing_updates_as_often_as_torch(make, activation, needs, early, nested, mode):
+    x = torch.randn(4, 8, 5, 3).requires_grad_(needs != "parameters")
+    theirs, mine = make(nn), make(onepass.nn)
+    if needs == "parameters" and not list(mine.parameters()):
+        pytest.skip("it has no parameters")
+    for norm in (theirs, mine):
+        norm.requires_grad_(needs != "x")
+    expected, found = (checkpointed(norm, activation, x, early, nested, mode) for norm in (theirs, mine))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, Passes])
+def test_checkpointing_updates_a_switchable_norm_twice(mode):
+    """As the published code does, which updates its statistics before it is through."""
+    x = torch.randn(4, 8, 5, 3, requires_grad=True)
+    early, whole = (checkpointed(onepass.nn.SwitchableNorm2d(8), None, x, stop, 0, mode) for stop in (True, False))
+    torch.testing.assert_close(early, whole)

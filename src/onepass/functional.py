@@ -242,10 +242,18 @@ def instance_norm(
     track = running_mean is not None
     if not (track or return_stats) and modulate is None and out is None:
         return ops.norm(_instance_norm, args, input, weight, bias)
-    result = _run(_instance_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
-    if track and input.numel():
-        assert result.mean is not None
-        _update(running_mean, running_var, result.mean.mean(0), _unbiased(result.var, input).mean(0), momentum)
+
+    def update(result: Result) -> None:
+        if input.numel():
+            assert result.mean is not None
+            _update(running_mean, running_var, result.mean.mean(0), _unbiased(result.var, input).mean(0), momentum)
+
+    # torch updates these after its norm has saved its tensors, but before an activation or a modulation saves its own.
+    early = update if track and (activation is not None or modulate is not None) else None
+    extras: dict[str, Any] = {"track": track, "stats": return_stats, "update": early}
+    result = _run(_instance_norm, args, input, weight, bias, modulate, channel_dim, out, running, **extras)
+    if track and early is None:
+        update(result)
     return _returned(result, return_stats)
 
 
@@ -307,10 +315,12 @@ def batch_norm(
         y = ops.tracked(_batch_norm, args, *operands)  # pyright: ignore[reportArgumentType]
         if y is not None:
             return y
-    result = _run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=track, stats=return_stats)
-    if track and input.numel():
+
+    def update(result: Result) -> None:
         _update(running_mean, running_var, result.mean, _unbiased(result.var, input), momentum)
-    return _returned(result, return_stats)
+
+    extras: dict[str, Any] = {"track": track, "stats": return_stats, "update": update if track and input.numel() else None}
+    return _returned(_run(_batch_norm, args, input, weight, bias, modulate, channel_dim, out, running, **extras), return_stats)
 
 
 def _batch_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, channel_dim: int, activation, modulated, save="x"):
@@ -359,15 +369,21 @@ def switchable_norm(
     mean_weight, var_weight = (torch.softmax(logits[-norms:].to(acc), 0) for logits in (mean_weight, var_weight))
     last = running if using_bn and not training else (None, None)
     extras = Extras(mean_weight=mean_weight, var_weight=var_weight, running_mean=last[0], running_var=last[1])
-    result = _run(_switchable_norm, args, input, weight, bias, modulate, channel_dim, out, running, track=True, extras=extras)
-    assert result.mean is not None and result.var is not None
-    count = input.numel() // max(result.mean.numel(), 1)
-    sets = Moments(count, result.mean, result.var * count)
-    if training and using_bn and running_mean is not None and input.numel():
-        batch = together(sets, [0])
+
+    def sets(result: Result) -> Moments:
+        assert result.mean is not None and result.var is not None
+        count = input.numel() // max(result.mean.numel(), 1)
+        return Moments(count, result.mean, result.var * count)
+
+    def update(result: Result) -> None:
+        batch = together(sets(result), [0])
         _update(running_mean, running_var, batch.mean, _unbiased(batch.var, input), momentum)
+
+    updates = training and using_bn and running_mean is not None and input.numel()
+    also: dict[str, Any] = {"track": True, "extras": extras, "update": update if updates else None}
+    result = _run(_switchable_norm, args, input, weight, bias, modulate, channel_dim, out, running, **also)
     if return_stats:
-        result = result._replace(mean=mix(definition, input.shape, sets, extras).mean.detach().clone())
+        result = result._replace(mean=mix(definition, input.shape, sets(result), extras).mean.detach().clone())
     return _returned(result, return_stats)
 
 
@@ -541,6 +557,7 @@ def _run(
     track: bool = False,
     extras: Extras = NONE,
     stats: bool = False,
+    update: ops.Update | None = None,
 ) -> Result:
     """The call with everything; `running` statistics are used if they are `given`."""
     if modulate is not None:
@@ -553,7 +570,7 @@ def _run(
         extras = extras._replace(scale=scale, shift=shift)
     if out is not None:
         check_extras.out(out, input, weight, bias, *running, *extras)
-    result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track, stats)
+    result = ops.full(define, args, input, weight, bias, *(running if given else (None, None)), extras, track, stats, update)
     return result if out is None else result._replace(y=out.copy_(result.y))
 
 

@@ -216,17 +216,21 @@ class _BatchNorm(_Channels, nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
+        if count is not None:
+            count.add_(1)  # before the norm, as in torch: checkpointing ends a recomputation inside it, by an exception
         if self.momentum is None and count is not None:
             # A cumulative average; left on the device, where it stalls nothing and compiles whole.
-            momentum = (count + 1).to(torch.float64).reciprocal()
+            momentum = count.to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
         keywords = {"save": self.save, **self._keywords(modulate, activation)}
-        y = F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
-        if count is not None:
-            count.add_(1)
-        return y
+        try:
+            return F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
+        except (RuntimeError, TypeError, ValueError):  # a call that is refused is not counted
+            if count is not None:
+                count.sub_(1)
+            raise
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -39,6 +40,7 @@ from .reference import Gradients, Needs, Result
 from .spec import NormSpec
 
 Define = Callable[..., NormSpec]
+Update = Callable[[Result], None]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
 _OPERANDS = ("input", "weight", "bias", "running_mean", "running_var", *Extras._fields)
@@ -219,7 +221,7 @@ def norm(
             return _Norm.apply(ready, False, x, weight, bias, mean, var, *NONE)[0]  # pyright: ignore[reportOptionalSubscript]
         return ready.infer(x, weight, bias, mean, var)
     except ZeroTensor:
-        return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NONE), False).y
+        return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NONE), False, None).y
     except (RuntimeError, TypeError):
         check()
         define(x, weight, bias, *args)  # explains what is not in the key, a parameter on another device, or cannot be, a list
@@ -279,13 +281,17 @@ def full(
     extras: Extras = NONE,
     track: bool = False,
     stats: bool = True,
+    update: Update | None = None,
 ) -> Result:
     """As `norm`, with any operands, and all that is computed: the statistics, through which no gradient flows (the variance if `track`
-    asks for it; not those that were given), and the sum with a residual. Without `stats`, statistics may be missing."""
+    asks for it; not those that were given), and the sum with a residual. Without `stats`, statistics may be missing.
+
+    `update` gets the result before autograd saves anything, as torch's kernels update running statistics. Checkpointing ends a
+    recomputation when its last tensor is saved, so nothing after that runs twice."""
     operands = x, weight, bias, mean, var, *extras
     way = route(*operands)
     if way is not DIRECT:
-        return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
+        return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
     key = (
         define, args, current.get(), batch_invariant.on, track, x.stride(),
         *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
@@ -298,11 +304,14 @@ def full(
         ready = _prepare(key, problem, x.device, weight, bias)
     try:
         if _grad_enabled() and True in [t is not None and t.requires_grad for t in operands]:
-            return Result(*_Norm.apply(ready, True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+            return Result(*_Norm.apply(ready, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
         require_memory(_OPERANDS, operands)
-        return (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
+        result = (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
     except ZeroTensor:
-        return _by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track)
+        return _by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
+    if update:
+        update(result)
+    return result
 
 
 def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
@@ -311,30 +320,47 @@ def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
     return total if (x is not None and x.requires_grad) or (residual is not None and residual.requires_grad) else total.detach()
 
 
-def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool) -> Result:
+_updates: ContextVar[list[Update]] = ContextVar("updates")  # what the op's autograd is to do before it saves
+
+
+def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool, update: Update | None) -> Result:
     """The forward of the routes that know a spec but no problem."""
     if not _compiling():
         require_memory_if_shown(_OPERANDS, operands)
     if way is OP:
-        y, mean, rstd, var, total = torch.ops.onepass.norm(*operands[:5], *spec.pack(), track, *operands[5:])
+        pending = [update] if update and not _compiling() else []
+        token = _updates.set(pending) if pending else None
+        try:
+            y, mean, rstd, var, total = torch.ops.onepass.norm(*operands[:5], *spec.pack(), track, *operands[5:])
+        finally:
+            if token:
+                _updates.reset(token)
         given, added = operands[4] is not None, operands[5] is not None
         mean, var = mean.detach() if spec.centered and not given else None, var.detach() if track else None
-        return Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
+        result = Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
+        if update and (pending or _compiling()):  # nothing was saved
+            update(result)
+        return result
     x, weight, bias, mean, var, *extras = operands
     assert x is not None
     result = reference.forward(spec, x, weight, bias, mean, var, Extras(*extras))
     mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
-    return Result(result.y, mean, result.rstd.detach(), var, result.sum)
+    result = Result(result.y, mean, result.rstd.detach(), var, result.sum)
+    if update:
+        update(result)
+    return result
 
 
 class _Norm(torch.autograd.Function):
     """Saves what was normalized (x, or its sum with the residual), or y in its place, and the statistics, nothing else of x's size."""
 
     @staticmethod
-    def forward(ctx, ready: Ready, stats: bool, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, ready: Ready, stats: bool | Update, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
         require_memory(_OPERANDS, (x, weight, bias, mean, var, *extras))
         given, from_y, extras = ready.problem.given, ready.problem.from_y, Extras(*extras)
         result = ready.forward(x, weight, bias, mean, var, extras)
+        if callable(stats):
+            stats(result)  # before anything is saved
         ctx.ready, ctx.dtypes = ready, (x.dtype, None if extras.residual is None else extras.residual.dtype)
         ctx.set_materialize_grads(False)
         # Given statistics are running ones: training may go on before this backward comes.
@@ -620,6 +646,9 @@ def _(dy, x, weight, bias, mean, rstd, words, sizes, eps, weight_offset, given, 
 
 def _save(ctx, inputs, output) -> None:
     x, weight, bias, mean, var, words, sizes, eps, weight_offset, _, residual, *extras = inputs
+    pending = _updates.get([])
+    if pending:
+        pending.pop()(Result(output[0], output[1], output[2], output[3], None))
     ctx.set_materialize_grads(False)
     ctx.spec, ctx.given = NormSpec.unpack(words, sizes, eps, weight_offset), var is not None
     ctx.dtypes = x.dtype, None if residual is None else residual.dtype
