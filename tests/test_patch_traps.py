@@ -1,5 +1,7 @@
 """Models that look like what `onepass.patch` knows and are not: found by attacking it, each once gave a wrong answer or an error."""
 
+import contextlib
+import copy
 import functools
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from test_patch import Rms, agree
 from torch import nn
 from torch.nn.functional import relu
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import onepass
 import onepass.functional as F
@@ -298,12 +301,93 @@ def test_what_changes_later_is_seen(change, monkeypatch):
     assert bool(seen) == (change == "hook")
 
 
+class Acting(nn.BatchNorm1d):
+    def __init__(self):
+        super().__init__(24)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+class Summed(Base):
+    def forward(self, x):
+        return self.norm(x + x)
+
+
+@contextlib.contextmanager
+def hooked(kind, seen):
+    """While all modules are watched: who was called, with how many values in and out."""
+
+    def note(module, *values):
+        keywords = [value for value in values if isinstance(value, dict)]
+        counts = [len(value) if isinstance(value, tuple) else 1 for value in values if not isinstance(value, dict)]
+        seen.append((type(module).__name__, counts, *keywords))
+
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+@pytest.mark.parametrize("when", ["before the patch", "after it"])
+def test_hooks_on_all_modules_see_all_modules(kind, when):
+    """Nothing is fused while there are any; then it is again."""
+    model = nn.Sequential(nn.BatchNorm1d(24), nn.ReLU(), Deep(), Summed(), Acting(), nn.LayerNorm(24), nn.Identity(), nn.SiLU())
+    patched, x, expected, found = copy.deepcopy(model), torch.randn(4, 24, requires_grad=True), [], []
+    if when == "before the patch":
+        with hooked(kind, []):
+            counts = onepass.patch(patched).counts
+    else:
+        counts = onepass.patch(patched).counts
+        patched(x)
+    assert counts == {"found": 5, "replaced": 5, "fused": 5, "left": 0, "already": 0}
+    for module, seen in ((model, expected), (patched, found)):
+        with hooked(kind, seen):
+            module(x).sum().backward()
+    assert found == expected and len(expected) == 13
+    called = []
+    patched[1].forward = lambda x: called.append(x) or relu(x)
+    patched(x)
+    assert not called
+
+
+def test_a_module_inside_a_norm_is_looked_at_again():
+    norm, seen = Acting(), []
+    onepass.patch(norm)
+    norm.act.register_forward_hook(lambda *_: seen.append(1))
+    norm(torch.randn(4, 24))
+    assert seen == [1]
+    norm.act = nn.Tanh()
+    assert norm(torch.randn(4, 24)).min() < 0
+
+
 class Deep(Base):
     def forward(self, x):
         return self.act(self.norm(x))
 
     def other(self, x):
         return self.act(self.norm(x)) + 1
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("block", [
+    lambda: nn.Sequential(nn.BatchNorm2d(24), nn.ReLU()),
+    lambda: nn.Sequential(nn.Conv2d(24, 24, 1), nn.BatchNorm2d(24)),
+    lambda: nn.Sequential(nn.InstanceNorm2d(24, track_running_stats=True), nn.ReLU()),
+    lambda: nn.Sequential(nn.BatchNorm2d(24), nn.Conv2d(24, 24, 1), nn.InstanceNorm2d(24, track_running_stats=True)),
+])  # fmt: skip
+def test_checkpointing_updates_statistics_as_often(block, early):
+    model = block()
+    patched = copy.deepcopy(model)
+    onepass.patch(patched)
+    for module in (model, patched):
+        with set_checkpoint_early_stop(early):
+            for _ in range(2):
+                checkpoint(module, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    torch.testing.assert_close(dict(patched.named_buffers()), dict(model.named_buffers()))
 
 
 def test_nested_tensors_go_where_they_went():

@@ -1,7 +1,8 @@
 """`patch`: swap and fuse the norms of an existing model; `unpatch`: undo it; `register`: teach it a class.
 
-`recognition` says what a norm is, `norms` computes it, `source` and `blocks` find what stands beside it, `layout` makes convolutions
-channels-last, `classes` changes them, `report` says what was done. Here they are put together, and what cannot be patched is refused.
+`recognition` says what a norm is, by `trials` and by `reading` what its forward decides by; `norms` computes it, and looks at its `state`;
+`source` and `blocks` find what stands beside it, `layout` makes convolutions channels-last, `classes` changes classes, `report` says
+what was done. Here they are put together, and what cannot be patched is refused.
 """
 
 from __future__ import annotations

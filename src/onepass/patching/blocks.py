@@ -19,8 +19,9 @@ from .. import nn as ours
 from . import source
 from .classes import Swapped, made
 from .norms import ACTIVATIONS, Norm, unless_compiling
-from .recognition import activation_of, hooks_of
+from .recognition import activation_of
 from .source import Place
+from .state import all_watched, hooks_of
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -42,6 +43,8 @@ class _Sequence(nn.Sequential):
     _recipe: Sequence
 
     def _fused(self, input: Any) -> Any:
+        if all_watched():
+            return nn.Sequential.forward(self, input)
         modules, at = list(self), 0
         fused = {norm: (act, name, cls) for norm, act, name, cls in self._recipe.fused}
         while at < len(modules):
@@ -93,12 +96,12 @@ class _Block(nn.Module):
 
     def _activated(self, norm: Any, act: Any, name: str, x: Any) -> Any:
         same = act is None or ((name, type(act)) in self._recipe.classes and not hooks_of(act))
-        if not _compiling() and same and _fusable(norm):
+        if not _compiling() and same and _fusable(norm) and not all_watched():
             return norm(x, activation=name)
         return ACTIVATIONS[name](norm(x)) if act is None else act(norm(x))
 
     def _added(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
-        if not _compiling() and isinstance(norm, Swapped) and not hooks_of(norm):
+        if not _compiling() and isinstance(norm, Swapped) and not hooks_of(norm) and not all_watched():
             return norm(x, residual=residual)
         total = x + residual
         return norm(total), total

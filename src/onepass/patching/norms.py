@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .. import functional as F
 from .. import nn as ours
+from .state import MISSING, all_watched, finder, hooks_of, same
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -60,6 +61,11 @@ class Norm:
     result: str = ""  # the dtype of y where weight has another than x: that of "x", of "weight", or "promoted"; if "", torch's rules
     autocast: bool = True  # torch.nn's rules there
     argument: str = "input"  # what its forward calls x
+    # Where one of these does not hold, the class that was there computes: it was tried with these values, modules, ranks and dtypes.
+    held: tuple[tuple[str, Any], ...] = ()  # what its forward reads, by path
+    children: tuple[tuple[str, type], ...] = ()
+    not_ranks: tuple[int, ...] = ()  # of x
+    not_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # of x and of parameters
 
     def bases(self) -> tuple[type, ...]:
         return (_Direct,) if self.like in _FUNCTIONS else (_Running, self.like)
@@ -67,8 +73,8 @@ class Norm:
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
         """Compiled, all but norms of groups and channels are as they were: inductor's kernels are as fast, and take in neighbours."""
         ours = _Normed._called
-        forward = ours if self.like in _COMPILED else unless_compiling(ours, original.forward)
-        return {"extra_repr": original.extra_repr, "forward": forward}
+        forward = ours if self.like in COMPILED_TOO else unless_compiling(ours, original.forward)
+        return {"extra_repr": original.extra_repr, "forward": forward, "_guards": _Guards.of(self)}
 
     def find(self, module: nn.Module, source: Source) -> Any:
         return getattr(module, source) if isinstance(source, str) else source(module) if callable(source) else source
@@ -79,11 +85,62 @@ class Norm:
         return self.like in (ours.LayerNorm, ours.RMSNorm)
 
 
+class _Guards(NamedTuple):
+    """What has to be as it was when the module was tried. A call looks at all of it, so it is written out."""
+
+    own: tuple[tuple[str, Any], ...]  # attributes of the module
+    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # modules inside, with attributes of theirs
+    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]
+    not_ranks: tuple[int, ...]
+    not_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # of parameters, by that of x
+
+    @classmethod
+    def of(cls, recipe: Norm) -> _Guards | None:
+        held, inside = [(path.split("."), path, value) for path, value in recipe.held], dict(recipe.children)
+        own = tuple((parts[1], value) for parts, _, value in held if parts[0] == "self" and len(parts) == 2)
+        of_child = [
+            (parts[1:], path, value) for parts, path, value in held if parts[0] == "self" and len(parts) == 3 and parts[1] in inside
+        ]
+        children = tuple((name, kind, tuple((of[1], value) for of, _, value in of_child if of[0] == name)) for name, kind in inside.items())
+        done = {f"self.{name}" for name, _ in own} | {path for _, path, _ in of_child}
+        rest = [(path, value) for path, value in recipe.held if path not in done]
+        dtypes = {x: tuple(weight for of_x, weight in recipe.not_dtypes if of_x == x) for x, _ in recipe.not_dtypes}
+        guards = cls(own, children, tuple((finder(path), value) for path, value in rest), recipe.not_ranks, dtypes)
+        return guards if any(guards) else None
+
+    def broken(self, module: nn.Module, x: Tensor) -> bool:
+        own, children, others, not_ranks, not_dtypes = self
+        for name, value in own:
+            if (found := getattr(module, name, MISSING)) is not value and not same(found, value):
+                return True
+        if others:
+            for find, value in others:
+                if (found := find(module)) is not value and not same(found, value):
+                    return True
+        if children:
+            inside = module._modules
+            for name, kind, attributes in children:
+                if type(child := inside.get(name)) is not kind or hooks_of(child):  # pyright: ignore[reportArgumentType]
+                    return True
+                for attribute, value in attributes:
+                    if (found := getattr(child, attribute, MISSING)) is not value and not same(found, value):
+                        return True
+            if all_watched():
+                return True
+        if not_ranks and x.dim() in not_ranks:
+            return True
+        if not_dtypes and x.dtype in not_dtypes:
+            dtypes = [param.dtype for param in module._parameters.values() if param is not None] or [x.dtype]
+            return any(dtype in not_dtypes[x.dtype] for dtype in dtypes)
+        return False
+
+
 class _Normed(nn.Module):
     """The call: one tensor, by position or by name. Anything else is for the original to answer, or to refuse."""
 
     _original: type[nn.Module]
     _recipe: Norm
+    _guards: _Guards | None
 
     def _called(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
         if not kwargs and len(args) == 1:
@@ -92,7 +149,10 @@ class _Normed(nn.Module):
             x = kwargs[self._recipe.argument]
         else:
             return self._original.forward(self, *args, **kwargs)
-        if isinstance(x, Tensor) and (x.is_nested or x.is_complex() or _original_is_faster(self._recipe, x)):
+        if not isinstance(x, Tensor):
+            if not hasattr(type(x), "__torch_function__"):  # as a proxy of torch.fx has
+                return self._by_original(x, activation, residual)
+        elif x.is_nested or x.is_complex() or _original_is_faster(self._recipe, x) or (self._guards and self._guards.broken(self, x)):
             return self._by_original(x, activation, residual)
         activation = activation or self._recipe.activation
         if residual is None:
@@ -183,7 +243,7 @@ def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float
     return F.group_norm(x, module.num_groups, weight, bias, eps, activation=activation)
 
 
-_COMPILED = {ours.GroupNorm, ours.InstanceNorm1d, ours.InstanceNorm2d, ours.InstanceNorm3d}
+COMPILED_TOO = {ours.GroupNorm, ours.InstanceNorm1d, ours.InstanceNorm2d, ours.InstanceNorm3d}
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     ours.LayerNorm: _layer_norm, ours.RMSNorm: _rms_norm, ours.LayerNorm2d: _layer_norm2d, ours.GroupNorm: _group_norm,
 }  # fmt: skip

@@ -41,9 +41,20 @@ class _Text(NamedTuple):
     inner: Any  # the function, without what wraps it
 
 
-@cache
 def _text(function: Callable[..., Any]) -> _Text:
-    inner: Any = inspect.unwrap(function)
+    text = _source(inspect.unwrap(function))
+    if not text.tree.args.args:
+        raise Unreadable("its forward has no name for its module")
+    return text
+
+
+def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
+    """The source of a function, of a wrapper its own."""
+    return _source(function).tree
+
+
+@cache
+def _source(inner: Any) -> _Text:
     if not isinstance(inner, types.FunctionType):
         raise Unreadable("its forward is no Python function")
     try:
@@ -64,7 +75,7 @@ def _text(function: Callable[..., Any]) -> _Text:
 def _definition(source: str, name: str, line: int) -> tuple[ast.FunctionDef, types.CodeType]:
     """The function that begins at a line of a file, as a tree and as code."""
     module, codes = _file(source)
-    found = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name and node.args.args)
+    found = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name)
     tree = next(node for node in found if min([node.lineno, *[decorator.lineno for decorator in node.decorator_list]]) == line)
     return tree, next(code for code in codes if (code.co_name, code.co_firstlineno) == (name, line))
 
@@ -261,7 +272,7 @@ class _Rewriter(ast.NodeTransformer):
 def forget() -> None:
     """Let go of the files that were read: their trees are many small objects, through which the garbage collector goes again and again."""
     _file.cache_clear()
-    _text.cache_clear()
+    _source.cache_clear()
 
 
 def keeps_layout(function: Callable[..., Any]) -> bool:
@@ -315,16 +326,16 @@ def _append(node: ast.If, statement: ast.stmt) -> None:
             branch.append(deepcopy(statement))
 
 
-def _code(text: _Text, tree: ast.FunctionDef) -> types.CodeType:
-    """A function compiled as it was: inside of another, for the names it takes from around it."""
-    inner, bare = text.inner, deepcopy(tree)
+def _code(inner: Any, tree: ast.FunctionDef, more: tuple[str, ...] = ()) -> types.CodeType:
+    """A function compiled as it was: inside of another, for the names it takes from around it, and `more`."""
+    bare = deepcopy(tree)
     bare.decorator_list, bare.returns = [], None
     for arg in ast.walk(bare.args):
         if isinstance(arg, ast.arg):
             arg.annotation = None
     bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # the values are the function's own
     bare.args.kw_defaults = [None if default is None else ast.Constant(None) for default in bare.args.kw_defaults]
-    free = [ast.arg(name) for name in inner.__code__.co_freevars]
+    free = [ast.arg(name) for name in (*inner.__code__.co_freevars, *more)]
     outer = ast.FunctionDef("_outer", ast.arguments([], free, None, [], [], None, []), [bare], [], **_VERSION)
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, bare)], []))
     code = compile(module, inner.__code__.co_filename, "exec", inner.__code__.co_flags & _FUTURE, dont_inherit=True)
@@ -334,10 +345,14 @@ def _code(text: _Text, tree: ast.FunctionDef) -> types.CodeType:
 
 
 def _compiled(text: _Text, tree: ast.FunctionDef, function: Callable[..., Any]) -> Callable[..., Any]:
-    inner, code = text.inner, _code(text, tree)
-    cells = dict(zip(inner.__code__.co_freevars, inner.__closure__ or ()))
-    made = _like(inner, code, tuple(cells[name] for name in code.co_freevars))
-    return _wrapped(function, inner, made)
+    return _wrapped(function, text.inner, compiled(text.inner, tree, {}))
+
+
+def compiled(function: Any, tree: ast.FunctionDef, more: dict[str, Any]) -> Any:
+    """A function like another, of a tree that also uses the names in `more`."""
+    code = _code(function, tree, tuple(more))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ())) | {name: types.CellType(more[name]) for name in more}
+    return _like(function, code, tuple(cells[name] for name in code.co_freevars))
 
 
 def _wrapped(function: Any, inner: Any, made: Any) -> Any:
