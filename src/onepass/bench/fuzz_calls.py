@@ -242,12 +242,22 @@ def draw(seed: int, index: int) -> Program:
     before = one_of(0.3, BEFORE)
     between = one_of(0.4, BETWEEN)
     layout = one_of(0.5, LAYOUTS, "contiguous")
-    if between.endswith("other values") and (op in FUSED or op.startswith("instance_norm") or layout != "contiguous"):
+    if between.endswith("other values") and (op in FUSED or op.startswith("instance_norm") or between.startswith("x")):
         between = ""  # torch goes on with what it computed or copied from the old ones
+    if op in FUSED and before.endswith(CONVERTING):
+        before = ""  # what several calls of torch's broadcast or promote, one call of ours refuses
     gradient = one_of(0.5, GRADIENTS, "plain")
+    if op.startswith("group_norm") and layout == "last" and before.startswith("x"):
+        before = ""  # x would be no leaf; see `needs` below
+    if op.endswith("tracking") and before == "running_mean negative":
+        before = ""  # torch's update of it is lost
     if hook and between.endswith("in place"):
         between = ""  # hooks switch torch's check of versions off
-    if sum("free" in word for word in (hook, before, between, gradient)) > 1 or ("free" in between + before and (hook or between)):
+    if (
+        sum("free" in word for word in (hook, before, between, gradient)) > 1
+        or ("free" in before and between)
+        or ("free" in before + between and hook)
+    ):
         hook, between, gradient = hook and "same", "", "plain"  # torch's own operations around the norm would end the process
     # torch 2.13's backward of a channels-last group_norm ends the process where x needs no gradient.
     return Program(
@@ -367,7 +377,7 @@ def strict(program: Program) -> bool:
 
     - torch's instance_norm saves copies, and its group_norm of x in some layouts;
     - a fused backward takes z from the bias again;
-    - torch's rms_norm saves its weight only where x needs a gradient;
+    - torch's rms_norm saves x_hat, and its weight only where x needs a gradient;
     - other norms of torch go on with tensors of other sizes or dtypes where the gradient that is wanted does not show it.
     """
     return (
@@ -375,7 +385,7 @@ def strict(program: Program) -> bool:
         or (program.context == "checkpoint" and program.between == "x.data strided")  # other tensors are saved the second time
         or (program.layout != "contiguous" and program.between == "x in place")
         or (program.op in FUSED and program.between == "bias in place")
-        or (program.op == "rms_norm" and program.between == "weight in place" and not program.needs[0])
+        or (program.op == "rms_norm" and program.between in ("x in place", "weight in place"))
         or converts(program)
     )
 
@@ -388,11 +398,12 @@ def converts(program: Program) -> bool:
 def by_torch(program: Program) -> Program:
     """The program without what changes no value.
 
-    torch's group_norm reads other memory where x was laid out anew before a backward, or where a parameter or dy is a zero tensor.
+    torch's group_norm reads other memory where x was laid out anew before a backward, or where a parameter or dy is a zero tensor; the
+    backward of its batch_norm where the weight is strided.
     """
     gradient = "zeros" if program.gradient == "zero" else program.gradient
     hook = "same" if program.hook in ("clone", "strided", "numpy") else program.hook
-    before = f"{program.before}s" if program.before.endswith("zero") else program.before
+    before = f"{program.before}s" if program.before.endswith("zero") else "" if program.before.endswith("strided") else program.before
     between = "" if program.between.endswith("strided") else program.between
     return replace(program, hook=hook, before=before, between=between, gradient=gradient)
 
@@ -430,11 +441,11 @@ def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callab
 
 
 def _no_farther(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
-    """Whether ours is at most twice as far from what is right as torch's."""
+    """Whether ours is at most four times as far from what is right as torch's: both round, in other orders."""
     if not ours.shape == torchs.shape == right.shape or ours.dtype != torchs.dtype:
         return False
     distances = [(t.double() - right.double()).abs().nan_to_num(nan=torch.inf).max().item() for t in (ours, torchs)]
-    return distances[0] <= 2 * distances[1]
+    return distances[0] <= 4 * distances[1]
 
 
 def _differs(name: str, ours: Tensor, torchs: Tensor, dtype: torch.dtype) -> str:
