@@ -142,6 +142,7 @@ CONVERSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "shorter": lambda t: t[: max(t.shape[0] // 2, 1)].clone(),
     "longer": lambda t: torch.cat([t, t]),
     "strided": _strided,
+    "cloned": torch.clone,
     "other values": lambda t: t + 1,
     "free": free,
 }
@@ -403,7 +404,7 @@ def by_torch(program: Program) -> Program:
     """
     gradient = "zeros" if program.gradient == "zero" else program.gradient
     hook = "same" if program.hook in ("clone", "strided", "numpy") else program.hook
-    before = f"{program.before}s" if program.before.endswith("zero") else "" if program.before.endswith("strided") else program.before
+    before = f"{program.before}s" if program.before.endswith("zero") else program.before.replace("strided", "cloned")
     between = "" if program.between.endswith("strided") else program.between
     return replace(program, hook=hook, before=before, between=between, gradient=gradient)
 
