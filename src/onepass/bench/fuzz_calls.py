@@ -151,7 +151,7 @@ BEFORE: dict[str, Callable[[Tensors], None]] = {
     **{f"{name} {how}": _replace(name, change) for name in ("x", "weight", "bias") for how, change in CONVERSIONS.items() if how != "free"},
     **{f"{name} freed": _replace(name, free) for name in ("x", "weight", "bias", "running_mean", "running_var")},
     **{f"{name} negative": _replace(name, _negative) for name in ("x", "weight", "bias", "running_mean")},
-    **{f"{name} zero": _replace(name, lambda t: _zero(t.shape, dtype=t.dtype)) for name in ("weight", "bias")},
+    **{f"{name} zero": _replace(name, lambda t: _zero(t.shape, dtype=t.dtype, device=t.device)) for name in ("weight", "bias")},
     **{f"{name} zeros": _replace(name, torch.zeros_like) for name in ("weight", "bias")},
     **{f"{name} meta": _replace(name, lambda t: t.to("meta")) for name in ("weight", "bias", "running_mean")},
     "weight a list": _replace("weight", lambda t: t.tolist()),
@@ -170,7 +170,7 @@ HOOKS: dict[str, Callable[[Tensor], Any]] = {
     "half": lambda t: t.half(),
     "double": lambda t: t.double(),
     "shorter": lambda t: t.flatten()[:1],
-    "numpy": lambda t: torch.from_numpy(t.detach().double().numpy(force=True).copy()).to(t.dtype),
+    "numpy": lambda t: torch.from_numpy(t.detach().double().numpy(force=True).copy()).to(t),
     "freed": lambda t: free(t.clone()),
 }
 CONVERTING = ("half", "bfloat16", "double", "shorter", "longer")
@@ -180,7 +180,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "strided": lambda y: _strided(GRADIENTS["plain"](y)),
     "expanded": lambda y: torch.full((), 0.5, dtype=y.dtype, device=y.device).expand(y.shape),
     "negative": lambda y: _negative(GRADIENTS["plain"](y)),
-    "zero": lambda y: _zero(y.shape, dtype=y.dtype),
+    "zero": lambda y: _zero(y.shape, dtype=y.dtype, device=y.device),
     "zeros": torch.zeros_like,
     "freed": lambda y: free(torch.zeros_like(y, requires_grad=False)),
     "short": lambda y: GRADIENTS["plain"](y)[:1],
@@ -278,13 +278,13 @@ def draw(seed: int, index: int) -> Program:
     )
 
 
-def make(program: Program, seed: int, exact: bool = False) -> Tensors:
+def make(program: Program, seed: int, exact: bool = False, device: str = "cpu") -> Tensors:
     """Equal tensors at each call; `exact`: the same values in float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = program.dtype) -> Tensor:
         drawn = torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-        return drawn.double() if exact else drawn
+        return (drawn.double() if exact else drawn).to(device)
 
     channels = program.shape[-1] if program.op in LAST else program.shape[1]
     param = torch.float32 if program.wide and program.dtype in (torch.float16, torch.bfloat16) else program.dtype
@@ -307,9 +307,9 @@ class Outcome:
         self.error: Exception | None = None
 
 
-def execute(program: Program, module: Any, seed: int, exact: bool = False) -> Outcome:
+def execute(program: Program, module: Any, seed: int, exact: bool = False, device: str = "cpu") -> Outcome:
     """One program by torch's functional module or ours."""
-    found, tensors = Outcome(), make(program, seed, exact)
+    found, tensors = Outcome(), make(program, seed, exact, device)
     try:
         _steps(program, module, tensors, found.values)
     except Exception as error:  # which ones torch raises is what this looks at
@@ -466,7 +466,7 @@ def _differs(name: str, ours: Tensor, torchs: Tensor, dtype: torch.dtype) -> str
 RAW = ("residual", "scale", "shift", "weight", "bias", "mean", "var", "dy", "dsum", "rstd")
 
 
-def raw(seed: int, index: int) -> str:
+def raw(seed: int, index: int, device: str = "cpu") -> str:
     """A registered op with one operand of a wrong size: it must raise."""
     rng = Random(f"raw {seed} {index}")
     rows, width = rng.randint(1, 9), rng.choice((3, 16, 65, 300))
@@ -481,10 +481,10 @@ def raw(seed: int, index: int) -> str:
         if name == wrong:
             at = rng.randrange(len(shape))
             shape = tuple(n + rng.choice((-1, 1, n, -n)) if i == at else n for i, n in enumerate(shape))
-        return torch.randn(shape)
+        return torch.randn(shape, device=device)
 
     definition = spec.layer_norm(1, modulated=True)
-    x = torch.randn(rows, width)
+    x = torch.randn(rows, width, device=device)
     weight, bias = operand("weight"), operand("bias")
     extras = operand("scale"), operand("shift"), None, None, None, None
     try:
@@ -503,15 +503,15 @@ def raw(seed: int, index: int) -> str:
     return f"{wrong} of a wrong size was taken"
 
 
-def run(seed: int, index: int) -> str:
+def run(seed: int, index: int, device: str = "cpu") -> str:
     """What is wrong with a program, or ""."""
     if index % 10 == 9:
-        return raw(seed, index)
+        return raw(seed, index, device)
     program = draw(seed, index)
     reference = by_torch(program)
-    torchs = None if program.freed else execute(reference, F, index)
+    torchs = None if program.freed else execute(reference, F, index, device=device)
     exact = replace(reference, before="" if reference.before.endswith(CONVERTING[:3]) else reference.before)
-    return judge(program, torchs, execute(program, O, index), lambda: execute(exact, F, index, exact=True))
+    return judge(program, torchs, execute(program, O, index, device=device), lambda: execute(exact, F, index, True, device))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -520,6 +520,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="the first index")
     parser.add_argument("--only", type=int, help="one index")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--loud", action="store_true", help="name each program before it runs")
     options = parser.parse_args(arguments)
     indices = range(options.start, options.start + options.count) if options.only is None else [options.only]
@@ -527,7 +528,7 @@ def main(arguments: list[str] | None = None) -> int:
     for index in indices:
         if options.loud:
             print(index, "raw" if index % 10 == 9 else draw(options.seed, index).name, flush=True)
-        wrong = run(options.seed, index)
+        wrong = run(options.seed, index, options.device)
         if wrong:
             failed += 1
             print(f"{index} {'raw' if index % 10 == 9 else draw(options.seed, index).name}: {wrong}", flush=True)
