@@ -81,7 +81,7 @@ def test_what_was_saved_changes_before_the_backward(name, change, device):
             y.sum().backward()
         return
     CHANGES[change](*operands)
-    if name == "rms_norm" and change in ("weight.half()", "weight.bfloat16()", "weight.double()", "input.half()"):
+    if name == "rms_norm" and device == "cpu" and change in ("weight.half()", "weight.bfloat16()", "weight.double()", "input.half()"):
         y.sum().backward()  # torch promotes here
         return
     with pytest.raises(RuntimeError, match=r"in the forward and is|data is not allocated"):
@@ -100,13 +100,13 @@ def test_a_module_is_converted_before_the_backward(dtype, device):
     gc.collect()  # a heap that was corrupted shows here, if not before
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_a_norm_without_a_mean_promotes_as_torch_does(dtype, device):
+def test_a_norm_without_a_mean_promotes_as_torch_does(dtype):
+    """On a CPU; on a GPU torch raises, and so do we."""
     gradients = []
     for module in (F, O):
         torch.manual_seed(3)
-        x, weight, _ = _operands("rms_norm", device)
+        x, weight, _ = _operands("rms_norm", "cpu")
         y = module.rms_norm(x, (C,), weight, 1e-5)
         weight.data = weight.data.to(dtype)
         y.backward(torch.ones_like(y))
@@ -366,7 +366,7 @@ def test_default_device(name, device):
             O.batch_norm(torch.ones(4, 8, device=device), torch.ones(8, device=device), torch.ones(8, device=device), training=True)
     finally:
         torch.set_default_device(None)
-    assert torch.equal(again, expected[0])
+    torch.testing.assert_close(again, expected[0])  # without a gradient, another kernel may run
     for found, right in zip((y.detach(), *(t.grad for t in operands)), expected):
         assert found is right is None or torch.equal(found, right)
 

@@ -158,9 +158,9 @@ def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Sign
     found: list[Any] = []
     for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
-        if t is not None and now and was and now[1:] == was[1:] and not spec.centered:
+        if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))
-            t = t.to(was[0])  # as torch's backward of a norm without a mean does; those of others raise
+            t = t.to(was[0])  # as torch's backward of a norm without a mean does on a CPU; all others raise
         elif now != was:
             raise RuntimeError(
                 f"{_converted(was, now)}{name} was {_in_words(was)} in the forward and is {_in_words(now)} in the backward: call "

@@ -17,7 +17,7 @@ from ..reference import Gradients, Needs, mix
 from ..tiling import ROW, TILE, Pass
 from ..tiling_backward import Step, Sums, bits, maps
 from .arguments import numbers, statistic, wide, wide_parameters
-from .launch import ALIGNED, INTERPRETED, Kernel, Stream, current, dense
+from .launch import ALIGNED, INTERPRETED, Kernel, Stream, allocate, current, dense
 from .row_backward import row_backward
 from .sums import add_up
 from .tile_backward import tile_backward
@@ -209,12 +209,15 @@ class _Run:
         if problem.spec.mix:
             mixed = _mix(problem, mean, statistic(var, problem), extras)
             mean = laid_out(mixed.mean, problem.stat_stride)
-        dx = torch.empty_strided(problem.shape, problem.y_stride, dtype=problem.dtype, device=device) if needs.x else None
-        grads = [torch.empty_like(p) if needed and p is not None else None for p, needed in zip(params, needs[1:5])]
-        tensors = [x, laid_out(dy, problem.y_stride), dsum, *params, mean, rstd, dx, *grads]
-        buffer = torch.empty(self.size, dtype=torch.float32, device=device) if self.size else None
+        dy = laid_out(dy, problem.y_stride)
         weights: Sequence[Tensor | None] = (None, None)
         with current(device) as stream:
+            dx = allocate(problem.shape, problem.y_stride, problem.dtype, device) if needs.x else None
+            grads = [
+                allocate(tuple(p.shape), p.stride(), p.dtype, device) if n and p is not None else None for p, n in zip(params, needs[1:5])
+            ]
+            tensors = [x, dy, dsum, *params, mean, rstd, dx, *grads]
+            buffer = allocate((self.size,), (1,), torch.float32, device) if self.size else None
             if mixed is not None or INTERPRETED:
                 weights = self._one_by_one(stream, tensors, buffer, mixed, rstd)
             else:

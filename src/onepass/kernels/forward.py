@@ -19,7 +19,7 @@ from .alone import alone_forward
 from .arguments import near, numbers, statistic, wide, wide_parameters
 from .combine import combine
 from .counters import Counters
-from .launch import ALIGNED, Described, Kernel, current, dense
+from .launch import ALIGNED, Described, Kernel, allocate, current, dense
 from .row import row_forward
 from .team import team_forward
 from .tile import tile_forward
@@ -168,27 +168,27 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: s
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, extras: Extras = NONE
     ) -> Result:
         run, total = plain, None
-        if extras.residual is not None:
-            total = torch.empty_strided(x.shape, problem.stride, dtype=problem.dtype, device=x.device)
-            if x.stride() == extras.residual.stride() == problem.stride:
-                run = adding
-            else:
-                x = torch.add(x, extras.residual, out=total)
-        elif problem.copied:
-            x = laid_out(x, problem.y_stride)
-        elif first.kernel == RING and x.data_ptr() % ALIGNED:  # as no descriptor may be, and few tensors are
-            x = torch.empty_strided(x.shape, problem.stride, dtype=x.dtype, device=x.device).copy_(x)
-        y = torch.empty_strided(x.shape, problem.y_stride, dtype=problem.dtype, device=x.device)
-        t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
-        t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
-        if problem.given:
-            t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
-        for name in computed:
-            t[name] = torch.empty_strided(problem.stat_shape, problem.stat_stride, dtype=torch.float32, device=x.device)
-        if parts:
-            t["parts"] = torch.empty(parts, dtype=torch.float32, device=x.device)
-        own_mean, own_var = t["mean"], t["var"]
         with current(x.device) as stream:
+            if extras.residual is not None:
+                total = allocate(problem.shape, problem.stride, problem.dtype, x.device)
+                if x.stride() == extras.residual.stride() == problem.stride:
+                    run = adding
+                else:
+                    x = torch.add(x, extras.residual, out=total)
+            elif problem.copied:
+                x = laid_out(x, problem.y_stride)
+            elif first.kernel == RING and x.data_ptr() % ALIGNED:  # as no descriptor may be, and few tensors are
+                x = allocate(problem.shape, problem.stride, problem.dtype, x.device).copy_(x)
+            y = allocate(problem.shape, problem.y_stride, problem.dtype, x.device)
+            t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
+            t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
+            if problem.given:
+                t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
+            for name in computed:
+                t[name] = allocate(problem.stat_shape, problem.stat_stride, torch.float32, x.device)
+            if parts:
+                t["parts"] = allocate((parts,), (1,), torch.float32, x.device)
+            own_mean, own_var = t["mean"], t["var"]
             if counters:
                 t["counters"] = _COUNTERS[first.kernel].take(stream, counters)
             for step, kernel in zip(passes, run):

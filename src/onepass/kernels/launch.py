@@ -216,6 +216,11 @@ def dense(param: Tensor | None) -> Any:
     return param.contiguous()
 
 
+def allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised tensor on a device that is current."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device) if INTERPRETED else on_current_gpu(shape, stride, dtype)
+
+
 class Stream(NamedTuple):
     device: int
     handle: int
