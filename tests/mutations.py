@@ -30,6 +30,7 @@ MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
 NATIVE = "tests/test_native.py -k random_problems or every_half or far_beyond or threads_do_not"
 SAVED = "tests/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/test_numerics.py -k blocks"
+LIMITS = "tests/test_limits.py -k "
 KERNELS = "tests/test_kernels.py -k within_the_budget and "  # these run by Triton's interpreter
 
 MUTATIONS = [
@@ -40,7 +41,7 @@ MUTATIONS = [
     Mutation("strides of groups ignore their width", "spec.py", "at, prod(sizes[i + 1 :])", "at, 1", VIEW),
     Mutation("one Chan term skipped", "moments.py", "p.m2 + q.m2 + delta.square() * (p.count * q.count / count)", "p.m2 + q.m2", BLOCKS, True),
     Mutation("the merged mean unweighted", "moments.py", "delta * (q.count / count)", "delta * 0.5", BLOCKS),
-    Mutation("E[x²] - E[x]²", "moments.py", "total((x if mean is None else subtract(x, mean)).square(), dims))",
+    Mutation("E[x²] - E[x]²", "moments.py", "total((x if mean is None else x - spread(mean, x)).square(), dims))",
              "total(x.square(), dims) - (0 if mean is None else count * mean.square()))", "tests/test_numerics.py -k shifted or far_from_zero"),
     Mutation("c1 dropped", "reference.py", "wdy if c1 is None else wdy - c1, x_hat", "wdy, x_hat", CASES),
     Mutation("c2 of the wrong sign", "reference.py", "x_hat, c2, value=-1", "x_hat, c2, value=1", CASES),
@@ -104,6 +105,13 @@ MUTATIONS = [
     Mutation("C: the cells of one part alone", "cpu/c/cells.h", "for (int64_t part = 0; part < f->parts; part++) {", "for (int64_t part = 0; part < 1; part++) {", NATIVE),
     Mutation("C: folded rows counted once", "cpu/c/tiles.h", "columns = (double)(p->fold * p->run);", "columns = (double)p->run;", NATIVE),
     Mutation("C: rows of another sample's parameters", "cpu/c/problem.h", "slot->param == param && slot->modulation == modulation) return slot;", "slot->param == param) return slot;", NATIVE),
+    Mutation("C: x_hat of later blocks cleared", "cpu/c/packs_backward.h", "int64_t m = smaller(block, p->run - i);",
+             "int64_t m = smaller(block, p->run - i); if (i && p->given && p->from_y) fill(strips->other, 0.0f, n);", LIMITS + "from_y"),
+    Mutation("C: sums that overflow are kept", "cpu/c/loops_of.h", "return m2 < (double)INFINITY &&", "return 1 ||", LIMITS + "native and (large or infinity)"),
+    Mutation("torch's row groups about zero", "cpu/aten.py", "(x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)", "x, mean",
+             LIMITS + "mean_is_large"),
+    Mutation("a sum of means that overflows", "kernels/math.py", "tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP",
+             "tl.sum(mean * n, axis, keep_dims=KEEP) / total", "tests/test_kernels.py -k large_numbers"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/test_plan.py -k do_not_know_the_batch"),
 ]  # fmt: skip
@@ -120,7 +128,7 @@ def survives(mutation: Mutation) -> str:
         path.write_text(text.replace(mutation.before, mutation.after))
         file, _, words = mutation.tests.partition(" -k ")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, *(["-k", words] if words else [])]
-        interpreter = {"TRITON_INTERPRET": "1"} if mutation.tests.startswith(KERNELS) else {}
+        interpreter = {"TRITON_INTERPRET": "1"} if mutation.tests.startswith(KERNELS.split(" -k ")[0]) else {}
         environment = {**os.environ, "PYTHONPATH": folder, **interpreter}
         result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return "" if result.returncode == 1 else f"exit code {result.returncode}\n{result.stdout[-2000:]}"

@@ -128,3 +128,64 @@ def test_parameters_that_are_not_contiguous():
     with onepass.force("row"), torch.no_grad():
         y = O.layer_norm(x, (24,), params[:, 0], params[:, 1])
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (24,), *params.T.contiguous()))
+
+
+LARGEST = torch.finfo(torch.float32).max
+LARGE = {
+    "the largest": lambda x: torch.full_like(x, LARGEST),
+    "near the largest": lambda x: 0.9 * LARGEST * (1 + 1e-4 * x).clamp(0.99, 1.01),
+    "0 and the largest": lambda x: torch.where(x > 0, 0.9 * LARGEST, 0.0),
+    "one large": lambda x: torch.where(x == x.max(), LARGEST, x),
+    "squares overflow": lambda x: 1e25 * x,
+}
+NORMS = {
+    "row": lambda module, x: module.layer_norm(x.flatten(1), (150,)),
+    "rms": lambda module, x: module.rms_norm(x.flatten(1), (150,), eps=1e-6),
+    "tail": lambda module, x: module.layer_norm(x.flatten(1).repeat(1, 8)[:, :1152], (1152,)),
+    "tile": lambda module, x: module.instance_norm(x.to(memory_format=torch.channels_last)),
+    "across samples": lambda module, x: module.batch_norm(x, None, None, training=True),
+}
+
+
+@pytest.mark.parametrize("values", LARGE)
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("family", GPU)
+def test_large_numbers(family, name, values):
+    """Sums and squares overflow, and torch has numbers, as its Welford sums have: so have we."""
+    x = LARGE[values](torch.randn(2, 6, 5, 5))
+    try:
+        with onepass.force(family), torch.no_grad():
+            y = NORMS[name](O, x)
+    except CannotForce as error:
+        pytest.skip(str(error))
+    expected = NORMS[name](torch.nn.functional, x)
+    assert y[expected.isfinite()].isfinite().all()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("save", ["x", "y"])
+def test_dx_by_given_statistics_knows_no_x(save, layout):
+    x, dy = torch.randn(2, 6, 5, 5), torch.randn(2, 6, 5, 5)
+    x[1, 2, 3, 1], x[0, 4, 1, 1] = torch.inf, torch.nan
+    x = x.to(memory_format=layout).requires_grad_()
+    mean, var, weight = torch.randn(6), torch.rand(6) + 0.5, torch.rand(6)
+    weight[3] = 0.0
+    with onepass.force("apply"):
+        dx = torch.autograd.grad(O.batch_norm(x, mean, var, weight, save=save), x, dy)[0]
+    torch.testing.assert_close(dx, torch.autograd.grad(torch.nn.functional.batch_norm(x, mean, var, weight), x, dy)[0])
+
+
+@pytest.mark.parametrize("family", ["row", "row_reread"])
+def test_one_value_has_no_gradient(family):
+    """rstd takes no part in it: the compiler may round one of wdy and c1 and not the other."""
+    x, weight = torch.randn(5, 1, requires_grad=True), torch.randn(1, requires_grad=True)
+    with onepass.force(family):
+        dx, dweight = torch.autograd.grad(O.layer_norm(x, (1,), weight), (x, weight), torch.randn(5, 1))
+    assert not dx.any() and not dweight.any()
+
+
+def test_without_eps_other_families_run():
+    """A constant needs a mean without rounding: y is 0 then, and not 0/0."""
+    x = torch.full((2, 6, 5, 5), 0.1)
+    with onepass.force("row"), pytest.raises(CannotForce, match="without an eps"):
+        O.instance_norm(x, eps=0.0)

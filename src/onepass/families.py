@@ -90,6 +90,8 @@ def _aten(problem: NormProblem, device: Device, direction: str) -> list[str]:
             reasons.append("torch hands out the unbiased variance, and one value per set has none")
     elif problem.track:
         reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
+    if variant in ("rows", "row_groups") and not problem.spec.eps:
+        reasons.append("without an eps, torch's row kernels make NaN of a constant set, where its batch_norm has 0")
     if direction == BACKWARD and variant == "rows" and half:
         reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
     if direction == BACKWARD and problem.addends and half:
@@ -136,6 +138,8 @@ def _triton(problem: NormProblem, device: Device, direction: str) -> list[str]:
     reasons = []
     if problem.acc == torch.float64:
         reasons.append("kernels compute in float32, and float64 asks for more")
+    if not problem.spec.eps and not problem.given:
+        reasons.append("without an eps, a constant set needs a mean without rounding, which kernels do not take")
     return reasons
 
 

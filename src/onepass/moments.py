@@ -23,10 +23,23 @@ class Moments:
     def var(self) -> Tensor:
         return self.m2 / self.count
 
+    @property
+    def center(self) -> Tensor | None:
+        """The mean as it is subtracted: 0 where x - mean may overflow and rstd is 0 in any case. (44)"""
+        if self.mean is None:
+            return None
+        large = 2.0**-25 * torch.finfo(self.mean.dtype).max
+        return self.mean.masked_fill((self.m2 == torch.inf) & (self.mean.abs() > large), 0.0)
+
+
+PIECE = 1 << 14  # elements; torch shares the sum of twice as many among its threads, and their number would decide the last bits
+
 
 def total(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The sum over `dims`, which stay as dimensions of one. Outer ones first: each sum then runs along contiguous memory."""
     for dim in dims:
+        if x.shape[dim] == x.numel() > PIECE:  # to one number
+            x = torch.cat([piece.sum(dim, keepdim=True) for piece in x.split(PIECE, dim)], dim)
         if x.shape[dim] != 1:
             x = x.sum(dim, keepdim=True)
     return x
@@ -36,11 +49,35 @@ def average(x: Tensor, dims: Sequence[int]) -> Tensor:
     return total(x, dims) / prod([x.shape[dim] for dim in dims])
 
 
-def moments(x: Tensor, dims: Sequence[int], centered: bool = True, subtract: Callable[[Tensor, Tensor], Tensor] = torch.sub) -> Moments:
+Spread = Callable[[Tensor, Tensor], Tensor]  # a statistic, as it is subtracted from x
+
+
+def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat) -> Tensor:
+    """The mean over `dims`. If all elements are equal, it is exactly their value, and it overflows for no finite x. (43)"""
+    count = prod([x.shape[dim] for dim in dims])
+    if not count:
+        return average(x, dims)
+    first = x.detach()  # the mean does not depend on it, but for rounding
+    for dim in dims:
+        first = first.narrow(dim, 0, 1)
+    scale = 0.5 ** (count.bit_length() + 1)
+    away = torch.add(spread(first * -scale, x), x, alpha=scale)
+    return (first * scale + total(away, dims) / count) / scale
+
+
+def moments(x: Tensor, dims: Sequence[int], centered: bool = True, spread: Spread = lambda stat, x: stat) -> Moments:
     """Two passes over x: the mean, then the squares of what is left. (2), (3)"""
     count = prod([x.shape[dim] for dim in dims])
-    mean = average(x, dims) if centered else None
-    return Moments(count, mean, total((x if mean is None else subtract(x, mean)).square(), dims))
+    mean = middle(x, dims, spread) if centered else None
+    return Moments(count, mean, total((x if mean is None else x - spread(mean, x)).square(), dims))
+
+
+def inverse_deviation(var: Tensor, eps: float) -> Tensor:
+    """rstd of a computed variance, (4). Without eps, a constant set has 0, as in torch: x_hat is then 0 and not 0/0. (44)"""
+    if eps:
+        return torch.rsqrt(var + eps)
+    constant = var < torch.finfo(var.dtype).tiny
+    return torch.rsqrt(var.masked_fill(constant, 1)).masked_fill(constant, 0)
 
 
 def merge(p: Moments, q: Moments) -> Moments:
@@ -116,7 +153,7 @@ class Mix:
         if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
             return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
         dmean_weight, dvar_weight = (
-            torch.stack([(d * part).sum(-1).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
+            torch.stack([total(d * part, range(d.dim())).sum(-1).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
             for d, parts, weight in ((dmean, self.means, self.mean_weight), (dvar, self.variances, self.var_weight))
         )
         return mixed_c1, mixed_c2, dmean_weight, dvar_weight

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .moments import Mix, Moments, average, moments
+from .moments import Mix, Moments, average, inverse_deviation, moments
 from .problem import NONE, Extras, accumulator
 from .spec import NormSpec
 
@@ -209,7 +209,7 @@ def _statistics(axes: Axes, x: Tensor, extras: Extras) -> tuple[Moments, Tensor 
     """The sets' own moments, and mean and variance to apply: the same, or mixed. x has the axes' shape."""
     taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
-        return taken, taken.mean, taken.var, None
+        return taken, taken.center, taken.var, None
     mixed = mix(axes.spec, axes.x_shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
     return taken, axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape), mixed
 
@@ -235,7 +235,7 @@ def forward(
     else:
         taken, mean_, var_, _ = _statistics(axes, x_, extras)
         own_mean, own_var = taken.mean, taken.var
-    rstd = torch.rsqrt(var_ + spec.eps)
+    rstd = torch.rsqrt(var_ + spec.eps) if var is not None or spec.mix else inverse_deviation(var_, spec.eps)
     u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
     y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
     summed = None if extras.residual is None else total
@@ -269,7 +269,7 @@ def backward(
             mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
         else:
             _, mean, var, mixed = _statistics(axes, x_, extras)
-            rstd = torch.rsqrt(var + spec.eps)
+            rstd = torch.rsqrt(var + spec.eps) if spec.mix else inverse_deviation(var, spec.eps)
         x_hat = normalize(x_, mean, rstd)
         u = affine(x_hat, weight_, bias_)
     dz, du = tail.back(dy_, u)

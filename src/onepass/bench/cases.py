@@ -18,7 +18,7 @@ from ..spec import NormSpec
 from . import composed
 
 LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded")
-INITS = ("normal", "uniform", "int", "const", "shifted", "inf")
+INITS = ("normal", "uniform", "int", "const", "shifted", "inf", "one_inf")
 AFFINES = ("both", "weight", "bias", "none")
 
 
@@ -248,6 +248,9 @@ def _values(case: Case, generator: torch.Generator) -> Tensor:
             return torch.full(case.shape, 3.0, dtype=torch.float64)
         case "shifted":
             return x + 1e4
+        case "one_inf":
+            x.view(-1)[x.numel() // 2 : x.numel() // 2 + 1] = torch.inf
+            return x
         case "inf":
             flat = x.view(-1)
             flat[: min(3, flat.numel())] = torch.tensor([torch.inf, -torch.inf, torch.nan])[: min(3, flat.numel())]

@@ -7,9 +7,11 @@ error budget it is held that two numbers of threads give the same bits. `make sa
 from __future__ import annotations
 
 import argparse
+import bisect
 import sys
 import time
 from collections.abc import Iterator
+from math import prod
 from random import Random
 from typing import NamedTuple
 
@@ -25,6 +27,8 @@ from .record import dtype_name
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST = 1 << 14  # elements of nearly all problems; one in fifty has up to 16 times as many
 THREADS = (1, 3)
+# Lengths at which the C sources begin another block, strip, pack, part or piece: their constants. A third of the problems lie near one.
+EDGES = (1, 4, 8, 16, 64, 96, 128, 256, 512, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17)
 
 
 class Drawn(NamedTuple):
@@ -50,17 +54,23 @@ def draw(seed: int, index: int) -> Drawn:
     rows = op in ("layer_norm", "rms_norm")
     most = MOST if maybe(0.98) else 16 * MOST
     dims = rng.randint(2, 4) if rows else rng.randint(3, 5) if op == "layer_norm2d" else rng.randint(2, 5)
-    shape = _shape(rng, dims, most)
+    edge = maybe(0.35)
+    shape = _near_an_edge(rng, dims, most) if edge else _shape(rng, dims, most)
     last = op in ("group_norm", "instance_norm", "batch_norm", "switchable_norm") and maybe(0.25)
     channel_dim = dims - 1 if last else 1
     if op == "instance_norm" and dims == 2:
         shape = (*shape[:1], shape[1], 5)
         channel_dim = 2 if last else 1
-    if rng.random() < 0.3:  # narrow or wide
+    if not edge and maybe(0.3):  # narrow or wide
         shape = tuple(rng.choice((1, 3, 17)) if i == channel_dim else n for i, n in enumerate(shape))
+    elif edge and not rows and maybe(0.4):  # one channel, as long as all of them were
+        shape = (shape[0] * shape[channel_dim], *(1 if i == channel_dim else n for i, n in enumerate(shape) if i))
     groups = rng.choice([g for g in range(1, shape[channel_dim] + 1) if shape[channel_dim] % g == 0]) if op == "group_norm" else 1
-    evaluate = op in ("instance_norm", "batch_norm", "switchable_norm") and maybe(0.25)
-    activation = rng.choice(("", "", "", "silu", "relu", "gelu", "gelu_tanh"))
+    one_value = prod(shape) == shape[channel_dim]  # of each channel: it has no variance
+    tracks = op in ("instance_norm", "batch_norm", "switchable_norm")
+    evaluate = tracks and (one_value or maybe(0.6 if edge else 0.25))
+    running = tracks and maybe(0.4)
+    activation = rng.choice(("", "", "", "silu", "relu", "gelu", "gelu_tanh")) if not edge or maybe(0.5) else ""
     rank = rng.randint(1, min(3, dims - 1)) if rows else 1
     affine = rng.choice(cases.AFFINES)
     residual = op in ("layer_norm", "rms_norm", "group_norm") and maybe(0.2)
@@ -73,8 +83,8 @@ def draw(seed: int, index: int) -> Drawn:
             rank=rank,
             affine=affine,
             wide=maybe(0.3),
-            init=rng.choice(("normal", "normal", "uniform", "int", "const", "shifted")),
-            running=op in ("instance_norm", "batch_norm", "switchable_norm") and maybe(0.4),
+            init=rng.choice((*("normal", "normal", "uniform", "int", "const", "shifted"), *(("one_inf",) if not tracks else ()))),
+            running=running,
             evaluate=evaluate,
             residual=residual,
             modulate=maybe(0.25),
@@ -82,7 +92,7 @@ def draw(seed: int, index: int) -> Drawn:
             offset=1.0 if rows and affine in ("both", "weight") and maybe(0.2) else 0.0,
             granularity=rng.choice(("element", "channel", "global")) if op == "layer_norm" and rank > 1 and maybe(0.5) else "element",
             last=last,
-            save="y" if not (activation or residual) and op != "switchable_norm" and maybe(0.15) else "x",
+            save="y" if not (activation or residual) and op != "switchable_norm" and maybe(0.6 if edge else 0.15) else "x",
         ),
         rng.choice(DTYPES),
     )
@@ -95,6 +105,20 @@ def _shape(rng: Random, dims: int, most: int) -> tuple[int, ...]:
         n = max(2, round(left ** (rng.random() * 1.6 / (dims - i)))) if left > 2 else 2
         shape.append(min(n, 4096))
         left /= shape[-1]
+    rng.shuffle(shape)
+    return tuple(shape)
+
+
+def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
+    """One long dimension, which is near a constant of the C sources or between two, beside short ones: one row, one channel, one set."""
+    edges = bisect.bisect(EDGES, most)
+    at = max(rng.randrange(edges), rng.randrange(edges))  # rather a long one
+    n = EDGES[at] + rng.choice((-1, 0, 1)) if at == 0 or rng.random() < 0.5 else rng.randint(EDGES[at - 1] + 1, EDGES[at])
+    n = max(n, 1)
+    shape, left = [n], most // n
+    for _ in range(dims - 1):
+        shape.append(rng.choice([size for size in (1, 1, 1, 2, 3, 17) if size <= max(left, 1)]))
+        left //= shape[-1]
     rng.shuffle(shape)
     return tuple(shape)
 

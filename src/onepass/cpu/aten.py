@@ -68,7 +68,9 @@ class _RowGroups:
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
             weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
-        sets = self.sizes[0], self.groups
+        # torch takes Σ dy·x - mean·Σ dy, which loses digits where the mean is large. So the kernel gets x - mean, and 0 as the mean.
+        x, mean = (x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)
+        sets, dy = (self.sizes[0], self.groups), dy.to(x.dtype)
         return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.sizes, self.groups, needs)
 
 

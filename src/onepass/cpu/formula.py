@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..moments import Mix, Moments, merge, moments, total
+from ..moments import Mix, Moments, inverse_deviation, merge, moments, total
 from ..plan import Plan
 from ..problem import NONE, Extras, NormProblem, ParamMap, View, contiguous_stride, laid_out
 from ..reference import Gradients, Needs, Result, Tail, affine, affine_inverse, input_gradient, mix, normalize
@@ -178,10 +178,10 @@ def forward(plan: Plan, problem: NormProblem):
 
         def reduce_(whole: Block, parts: Sequence[Block]) -> None:
             blocks = (_at(x_all, part).to(frame.acc) for part in parts)
-            taken = reduce(merge, (moments(x_, frame.reduced, spec.centered, frame.centered) for x_ in blocks))
+            taken = reduce(merge, (moments(x_, frame.reduced, spec.centered, frame.spread) for x_ in blocks))
             _at(var_all, whole).copy_(taken.var)
-            if mean_all is not None and taken.mean is not None:
-                _at(mean_all, whole).copy_(taken.mean)
+            if mean_all is not None and taken.center is not None:
+                _at(mean_all, whole).copy_(taken.center)
 
         def apply(parts: Sequence[Block], mean: Tensor | None, rstd: Tensor) -> None:
             for part in parts:
@@ -206,7 +206,7 @@ def forward(plan: Plan, problem: NormProblem):
             rstd_all = torch.empty_like(var_all)
             for whole, parts in frame.blocks:  # a block of whole sets is still in the cache when it is read again
                 reduce_(whole, parts)
-                torch.rsqrt(_at(var_all, whole) + spec.eps, out=_at(rstd_all, whole))
+                _at(rstd_all, whole).copy_(inverse_deviation(_at(var_all, whole), spec.eps))
                 apply(parts, mean_all, rstd_all)
         return Result(y, None if mean_all is None else frame.kept(mean_all), frame.kept(rstd_all), frame.kept(var_all))
 

@@ -7,7 +7,7 @@ the rows belongs to other sets, whose programs read it at the same time. A set t
 import triton
 import triton.language as tl
 
-from .math import inverse_deviation, line, load, store, store_statistics
+from .math import inverse_deviation, line, load, scaled_down, scaled_up, store, store_statistics
 from .team import meet, merged
 
 
@@ -35,13 +35,14 @@ def alone_forward(
     here = tl.full((1, BLOCK_J), True, tl.int1)
     for set_ in tl.range(team, total, teams, num_stages=1):
         o, s = set_ // sets, set_ % sets
+        DTYPE: tl.constexpr = y_ptr.dtype.element_ty
         kept = ()
         sums = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
         for tile in tl.static_range(TILES):
             r, t, inside = _vectors(tile, start, end, BLOCK_I, BLOCK_J, RUN, EVEN)
             kept += (load(x, _at(o, s, r, t, x_o, x_r, x_s, NEAR), inside, ""),)
-            sums += kept[tile]
-        own = tl.div_rn(tl.sum(sums), count)  # (2); by `/` it would be rounded otherwise where nobody stores it
+            sums += scaled_down(kept[tile], DTYPE)
+        own = scaled_up(tl.div_rn(tl.sum(sums), count), DTYPE)  # (2); by `/` it would be rounded otherwise where nobody stores it
         centered = ()
         sums = tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
         for tile in tl.static_range(TILES):

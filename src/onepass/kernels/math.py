@@ -10,6 +10,19 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter has no libdevice
+# Sums from which a mean is made are scaled, so that they do not overflow. Powers of two change no digit. (43)
+DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
+
+
+@triton.jit
+def scaled_down(x, DTYPE: tl.constexpr):
+    """An element of such a sum; one of float16 cannot overflow in float32, and is left as it is."""
+    return x if tl.float16 == DTYPE else x * DOWN
+
+
+@triton.jit
+def scaled_up(mean, DTYPE: tl.constexpr):
+    return mean if tl.float16 == DTYPE else mean * UP
 
 
 @triton.jit
@@ -71,7 +84,7 @@ def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
     """The moments of disjoint sets of n elements each, `total` in all, taken together along an axis, or both. (14), (15)"""
     KEEP: tl.constexpr = axis is not None
     if CENTERED:
-        merged = tl.sum(mean * n, axis, keep_dims=KEEP) / total
+        merged = tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP
         delta = tl.where(n > 0, mean - merged, 0.0)
         mean, m2 = merged, m2 + delta * delta * n
     else:
@@ -87,7 +100,7 @@ def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
         delta = tl.where(other_n > 0, other_mean - mean, 0.0)
         share = other_n / tl.maximum(n + other_n, 1.0)
         mean += delta * share
-        m2 += delta * delta * n * share
+        m2 += delta * (delta * (n * share))  # n is 0 at first, and the square may be infinite
     return mean, m2, n + other_n
 
 
@@ -264,9 +277,12 @@ def load_sums(pointers, set_, here, count):
 
 @triton.jit
 def store_gradient(dx_ptr, dsum_ptr, at, mask, wdy, x_hat, rstd, c1, c2):
-    """dx, plus what arrives at the sum with a residual. (8), (9)"""
+    """dx, plus what arrives at the sum with a residual. Without c2, the statistics were given, and x_hat may be anything. (8), (9)"""
     if dx_ptr is not None:
-        dx = (wdy - c1 - x_hat * c2) * rstd
+        if c2 is None:
+            dx = wdy * rstd
+        else:
+            dx = (wdy - c1 - x_hat * c2) * rstd
         if dsum_ptr is not None:
             dx += tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)

@@ -4,7 +4,7 @@ In memory, since members are on several multiprocessors: `parts` for the moments
 """
 
 from .gluon import barrier, gl, jit, mbarrier
-from .math import inverse_deviation, join, line, merge, store_statistics
+from .math import DOWN, UP, inverse_deviation, join, line, merge, store_statistics
 from .ring_stress import late
 
 
@@ -62,7 +62,7 @@ def _near(column_mean, column_m2, start, end, run, rows, NEAR: gl.constexpr, CEN
     mean = gl.zeros([NEAR], gl.float32, gl.SliceLayout(1, TABLE))
     if CENTERED:
         each = gl.expand_dims(column_mean.load(gl.SliceLayout(0, TABLE)), 0)
-        mean = gl.sum(gl.where(mine, each, 0.0), 1) / gl.maximum(_overlap(here, run, start, end), 1.0)
+        mean = gl.sum(gl.where(mine, each * DOWN, 0.0), 1) / gl.maximum(_overlap(here, run, start, end), 1.0) * UP
         delta = each - gl.expand_dims(mean, 1)
         m2 = m2 + delta * delta * rows
     return mean, gl.sum(gl.where(mine, m2, 0.0), 1)

@@ -3,7 +3,20 @@
 import triton
 import triton.language as tl
 
-from .math import inverse_deviation, lanes, line, load, load_statistics, merge, program, store, store_statistics, update
+from .math import (
+    inverse_deviation,
+    lanes,
+    line,
+    load,
+    load_statistics,
+    merge,
+    program,
+    scaled_down,
+    scaled_up,
+    store,
+    store_statistics,
+    update,
+)
 
 
 @triton.jit
@@ -59,13 +72,14 @@ def _resident(
     x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
     here, inside = set_ < total, j < run
     x = load(x_ptrs, x_at + j, here & inside, "")
-    mean = tl.sum(x, 1, keep_dims=True)
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
     if TAIL:
         j_tail = BLOCK_J + tl.arange(0, TAIL)[None, :]
         inside_tail = j_tail < run
         x_tail = load(x_ptrs, x_at + j_tail, here & inside_tail, "")
-        mean += tl.sum(x_tail, 1, keep_dims=True)
-    mean = mean / run  # (2)
+        mean += tl.sum(scaled_down(x_tail, DTYPE), 1, keep_dims=True)
+    mean = scaled_up(mean / run, DTYPE)  # (2)
     if CENTERED:
         x = tl.where(here & inside, x - mean, 0.0)
     var = tl.sum(x * x, 1, keep_dims=True)

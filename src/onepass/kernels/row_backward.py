@@ -135,7 +135,7 @@ def _across(
                 sum1 += tl.sum(wdy_other, 1, keep_dims=True)
                 sum2 += tl.sum(wdy_other * x_hat_other, 1, keep_dims=True)
         if GIVEN:
-            pass
+            c1, c2 = None, None
         elif RESIDENT:
             if CENTERED:
                 c1 = sum1 / count
@@ -238,7 +238,7 @@ def _part(
                     a += dz * x_hat
                     b += dz
                     if GIVEN:
-                        store_gradient(dx_ptr, dsum_ptr, y_at + wide * y_r + t, mask, wdy, x_hat, rstd, 0.0, 0.0)
+                        store_gradient(dx_ptr, dsum_ptr, y_at + wide * y_r + t, mask, wdy, x_hat, rstd, None, None)
                 a, b = tl.sum(a, 1, keep_dims=True), tl.sum(b, 1, keep_dims=True)
                 cell = ((o.to(tl.int64) * reps + r) * sets + s) * parts_t + part_t
                 store_cells(cells, cell, here, a, b, operands, maps, (o, r, s, 0), here, None, OFFSET, PARAM, MODULATION, 2, 0)
@@ -255,7 +255,7 @@ def _part(
                     a += dz * x_hat
                     b += dz
                     if GIVEN:
-                        store_gradient(dx_ptr, dsum_ptr, y_at + wide * y_r + t, mask, wdy, x_hat, rstd, 0.0, 0.0)
+                        store_gradient(dx_ptr, dsum_ptr, y_at + wide * y_r + t, mask, wdy, x_hat, rstd, None, None)
             a, b = tl.sum(a), tl.sum(b)
             store_cells(cells, at, None, a, b, operands, maps, (o, 0, s, 0), None, None, OFFSET, PARAM, MODULATION, 0, 0)
             c1, c2 = b * factor, a * factor

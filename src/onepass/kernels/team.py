@@ -7,7 +7,22 @@ those of the others, merges them all in the same order, and applies the result t
 import triton
 import triton.language as tl
 
-from .math import inverse_deviation, join, lanes, line, load, merge, program, store, store_statistics, update
+from .math import (
+    DOWN,
+    UP,
+    inverse_deviation,
+    join,
+    lanes,
+    line,
+    load,
+    merge,
+    program,
+    scaled_down,
+    scaled_up,
+    store,
+    store_statistics,
+    update,
+)
 from .tile import columns_at
 
 
@@ -68,7 +83,9 @@ def team_forward(
             kept = load(x, x_at + _index(r, NEAR) * x_r, inside & here, "")
             # What does not need the statistics is read while x is on its way.
             gain, term = line(1.0, operands, maps, (o, r, s, t), inside, here, OFFSET, PARAM, MODULATION, 2, 12)
-            own = _over_sets(tl.sum(kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS) / count  # (2)
+            DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+            sums = tl.sum(scaled_down(kept, DTYPE), 0, keep_dims=True)
+            own = scaled_up(_over_sets(sums, s - s0, BLOCK_J, BLOCK_RUN, SETS) / count, DTYPE)  # (2)
             if CENTERED:
                 kept = tl.where(inside & here, kept - _in_columns(own, s - s0, BLOCK_J, BLOCK_RUN, SETS), 0.0)
             m2 = _over_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, BLOCK_J, BLOCK_RUN, SETS)
@@ -137,7 +154,7 @@ def _reduce(
     rows = (end - start) * 1.0
     mean, m2 = merge(mean, m2, lanes(start, end, BLOCK_I)[:, None], rows, 0, CENTERED)
     if CENTERED:
-        of_set = _over_sets(mean, set_, BLOCK_J, BLOCK_RUN, SETS) / run
+        of_set = _over_sets(mean * DOWN, set_, BLOCK_J, BLOCK_RUN, SETS) / run * UP
         delta = tl.where(here, mean - _in_columns(of_set, set_, BLOCK_J, BLOCK_RUN, SETS), 0.0)
         mean, m2 = of_set, m2 + delta * delta * rows
     else:

@@ -3,7 +3,20 @@
 import triton
 import triton.language as tl
 
-from .math import inverse_deviation, lanes, line, load, load_statistics, merge, program, store, store_statistics, update
+from .math import (
+    inverse_deviation,
+    lanes,
+    line,
+    load,
+    load_statistics,
+    merge,
+    program,
+    scaled_down,
+    scaled_up,
+    store,
+    store_statistics,
+    update,
+)
 
 
 @triton.jit
@@ -55,13 +68,14 @@ def _resident(
     x_at, y_at, here = columns_at(o, s, t, column, sets, run, columns, strides, FLAT)
     inside = r < reps
     x = load(x_ptrs, x_at + r.to(tl.int64) * x_r, inside & here, "")
-    mean = tl.sum(x, 0, keep_dims=True)
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    mean = tl.sum(scaled_down(x, DTYPE), 0, keep_dims=True)
     if TAIL:
         r_tail = BLOCK_I + tl.arange(0, TAIL)[:, None]
         inside_tail = r_tail < reps
         x_tail = load(x_ptrs, x_at + r_tail.to(tl.int64) * x_r, inside_tail & here, "")
-        mean += tl.sum(x_tail, 0, keep_dims=True)
-    mean = over_run(mean, BLOCK_J, BLOCK_RUN) / reps / run  # (2)
+        mean += tl.sum(scaled_down(x_tail, DTYPE), 0, keep_dims=True)
+    mean = scaled_up(over_run(mean, BLOCK_J, BLOCK_RUN) / reps / run, DTYPE)  # (2)
     if CENTERED:
         x = tl.where(inside & here, x - mean, 0.0)
     var = tl.sum(x * x, 0, keep_dims=True)

@@ -144,7 +144,7 @@ def _part(
     end = tl.minimum(start + chunk_r, reps)
     set_ = o.to(tl.int64) * sets + s
     mean, rstd = load_saved(statistics, set_, here)
-    c1, c2 = 0.0, 0.0
+    c1, c2 = None, None
     if not REDUCE:
         c1, c2 = load_sums(sums, set_, here, count)
     if not EACH:

@@ -30,7 +30,7 @@
 
 /* The sums over i < n: four vectors of sums side by side, one for what they leave, and single elements, each to a lane. No sum of floats is long. */
 #define SUMS(sums, FIRST, SECOND)                                                               \
-    Pair sums = {0.0f, 0.0f};                                                                   \
+    Pair sums = {0.0, 0.0};                                                                     \
     for (int64_t i = 0; i < n;) {                                                               \
         V f[4] = {{0}}, s[4] = {{0}};                                                           \
         int64_t end = smaller(n, i + BLOCK);                                                    \
@@ -57,6 +57,15 @@ static inline float NAME(sum)(const T *restrict x, int64_t n) {
 #define ABOUT(ROW, AT) (ROW(x) - mean)
 #define SQUARE(ROW, AT) ((ROW(x) - mean) * (ROW(x) - mean))
 
+/* (2), (3) in double: floats neither overflow there nor lose a digit. Slow, and rare. */
+LOOP void NAME(moments_wide)(double *mean, double *m2, const T *x, int64_t n, int centered) {
+    double sum = 0.0, squares = 0.0;
+    for (int64_t i = 0; i < n && centered; i++) sum += ROW_1(x);
+    *mean = sum / (double)n;
+    for (int64_t i = 0; i < n; i++) squares += (ROW_1(x) - *mean) * (ROW_1(x) - *mean);
+    *m2 = squares;
+}
+
 /* The moments of each of several rows, (2), (3), as mean and m2. What a rounded mean, or the one that is `known`, leaves of the sum corrects both. */
 LOOP void NAME(moments)(double *restrict means, double *restrict m2, const void *all, int64_t step, int64_t rows, int64_t n, int centered, const float *known) {
     for (int64_t k = 0; k < rows; k++) {
@@ -65,6 +74,7 @@ LOOP void NAME(moments)(double *restrict means, double *restrict m2, const void 
         SUMS(about, ABOUT, SQUARE)
         double left = centered ? about.one / (double)n : 0.0;
         means[k] = mean + left, m2[k] = about.two - about.one * left;
+        if (!is_sound(m2[k], about.two, centered && !known)) NAME(moments_wide)(means + k, m2 + k, x, n, centered);
     }
 }
 
@@ -95,11 +105,21 @@ LOOP void NAME(normalize_alike)(void *y, const void *row, float mean, float fact
 #define DX_ALIKE(ROW, AT) ((one_gain * ROW(dz) - one - (ROW(x) - mean) * two) * rstd)
 #define DZ_X_HAT(ROW, AT) (ROW(dz) * ((ROW(x) - mean) * rstd))
 
+/* The sums below in double, where those in float overflow. Without a gain it is 1. */
+LOOP Pair NAME(sums_wide)(const T *x, float mean, const T *dz, const float *gain, int64_t n) {
+    Pair sums = {0.0, 0.0};
+    for (int64_t i = 0; i < n; i++) {
+        double wdy = (gain ? (double)gain[i] : 1.0) * ROW_1(dz);
+        sums.one += wdy, sums.two += wdy * ((double)ROW_1(x) - mean);
+    }
+    return sums;
+}
+
 /* Σ dz and Σ dz·(x - mean). */
 LOOP Pair NAME(sums_alike)(const void *row, float mean, const void *gradient, int64_t n) {
     const T *restrict x = row, *restrict dz = gradient;
     SUMS(sums, DZ, DZ_ABOUT)
-    return sums;
+    return is_number(sums.two) ? sums : NAME(sums_wide)(x, mean, dz, NULL, n);
 }
 
 /* n·c1 and n·c2 of each row, (6), (7). */
@@ -109,7 +129,8 @@ LOOP void NAME(sums)(float *restrict c1, float *restrict c2, const void *all, in
         const T *restrict x = (const T *)all + k * step, *restrict dz = (const T *)gradients + k * n;
         float mean = means[k];
         SUMS(sums, WDY, WDY_ABOUT)
-        c1[k] = sums.one, c2[k] = sums.two * rstds[k];
+        if (!is_number(sums.two)) sums = NAME(sums_wide)(x, mean, dz, gain, n);
+        c1[k] = (float)sums.one, c2[k] = (float)(sums.two * rstds[k]);
     }
 }
 
@@ -177,6 +198,20 @@ LOOP void NAME(add_rows_about)(float *restrict left, float *restrict squares, co
             float d = ROW_1(p) - about[i];
             left[i] += d, squares[i] += d * d;
         }
+    }
+}
+
+/* (2), (3) of each column in double, as moments_wide. */
+LOOP void NAME(columns_wide)(double *restrict mean, double *restrict m2, const void *const *rows, int64_t count, int64_t n, int centered) {
+    for (int64_t i = 0; i < n; i++) mean[i] = m2[i] = 0.0;
+    for (int64_t r = 0; r < count && centered; r++) {
+        const T *restrict p = rows[r];
+        for (int64_t i = 0; i < n; i++) mean[i] += ROW_1(p);
+    }
+    for (int64_t i = 0; i < n; i++) mean[i] /= (double)count;
+    for (int64_t r = 0; r < count; r++) {
+        const T *restrict p = rows[r];
+        for (int64_t i = 0; i < n; i++) m2[i] += (ROW_1(p) - mean[i]) * (ROW_1(p) - mean[i]);
     }
 }
 
@@ -248,5 +283,5 @@ LOOP void NAME(dx_columns_alike)(void *to, const void *row, const void *gradient
 }
 
 #define LOOPS_OF(type) {JOIN(moments, type), JOIN(normalize, type), JOIN(normalize_alike, type), JOIN(sums_alike, type), JOIN(sums, type), JOIN(products, type), JOIN(dx, type), JOIN(dx_alike, type), \
-    JOIN(add_rows, type), JOIN(add_rows_about, type), JOIN(normalize_columns, type), JOIN(normalize_columns_alike, type), JOIN(add_columns, type), JOIN(add_columns_weighted, type), \
+    JOIN(add_rows, type), JOIN(add_rows_about, type), JOIN(columns_wide, type), JOIN(normalize_columns, type), JOIN(normalize_columns_alike, type), JOIN(add_columns, type), JOIN(add_columns_weighted, type), \
     JOIN(add_columns_alike, type), JOIN(sums_row, type), JOIN(products_row, type), JOIN(dx_columns, type), JOIN(dx_columns_alike, type)}

@@ -2,7 +2,13 @@
 #pragma once
 #include "problem.h"
 
-typedef struct { float one, two; } Pair;
+typedef struct { double one, two; } Pair;
+
+/* Whether an m2 can be used. Sums of floats have overflowed where it is no number. Of a two-pass sum of squares, most of what a rounded mean leaves
+   cancels: where that is nearly all of it, the values are constant but for a few digits, and m2 is nothing but rounding. */
+static inline int is_sound(double m2, double squares, int two_passes) { return m2 < (double)INFINITY && m2 >= (two_passes ? 0x1p-10 : -1.0) * squares; }
+
+static inline int is_number(double x) { return x - x == 0.0; } /* neither infinite nor NaN */
 
 static inline float across(V v) {
 #if defined(__AVX512F__)
@@ -39,6 +45,7 @@ typedef struct {
     void (*dx_alike)(void *dx, Row x, float mean, Row dz, float gain, float c1, float c2, float rstd, int64_t n);
     void (*add_rows)(float *restrict sum, const Row *rows, int64_t count, int64_t n);
     void (*add_rows_about)(float *restrict left, float *restrict squares, Floats about, const Row *rows, int64_t count, int64_t n);
+    void (*columns_wide)(double *restrict mean, double *restrict m2, const Row *rows, int64_t count, int64_t n, int centered);
     void (*normalize_columns)(void *y, Row x, Floats mean, Floats factor, Floats term, int64_t n);
     void (*normalize_columns_alike)(void *y, Row x, Floats mean, Floats rstd, float gain, float term, int64_t n);
     void (*add_columns)(float *restrict a, float *restrict b, Row x, Row dz, Floats mean, Floats rstd, int64_t n);

@@ -6,6 +6,15 @@ enum { FIRST = 16, ROWS = 64, SPAN = 512 }; /* rows whose moments are taken toge
 
 typedef struct { double count, mean, m2; } Moments; /* without centering, mean is 0 and m2 the sum of squares */
 
+/* mean, var and rstd, (2)-(4), as floats. Two kinds of sets have an rstd of 0, and so an x_hat of 0, (44): constant ones without an eps, and those
+   whose x - mean may exceed the largest float; with a mean of 0 that is not infinite times 0. */
+static inline void as_statistics(float *mean, float *var, float *rstd, Moments taken, double eps) {
+    double exact = taken.m2 < 0.0 ? 0.0 : taken.m2 / taken.count;
+    int constant = eps == 0.0 && exact < FLT_MIN, vast = taken.m2 > 0x1p255 && is_number(taken.m2);
+    *mean = vast ? 0.0f : (float)taken.mean, *var = (float)exact;
+    *rstd = constant || vast ? 0.0f : (float)(1.0 / sqrt(exact + eps));
+}
+
 static inline Moments merged(Moments p, Moments q, int centered) { /* (14), (15) */
     if (p.count == 0.0) return q;
     double count = p.count + q.count, delta = q.mean - p.mean, share = q.count / count;
@@ -43,6 +52,16 @@ LOOP void narrow(float *restrict to, const double *restrict from, int64_t n) {
     for (int64_t i = 0; i < n; i++) to[i] = (float)from[i];
 }
 
+/* Whether all columns have sound moments, is_sound; by rules that a compiler vectorizes. */
+LOOP int all_sound(const float *restrict left, const float *restrict squares, float of_rows, float least, int64_t n) {
+    int sound = 1;
+    for (int64_t j = 0; j < n; j++) {
+        float m2 = squares[j] - left[j] * left[j] * of_rows;
+        sound &= (m2 >= least * squares[j]) & (m2 < INFINITY);
+    }
+    return sound;
+}
+
 /* Merge the moments of n columns of `rows` rows into mean and m2, which are of `before` rows; in two passes if there are none, else by (42). */
 static void merge_columns(double *mean, double *m2, int64_t before, const Row *x, int64_t type, int64_t rows, int64_t n, int centered) {
     STRIP about[SPAN];
@@ -56,6 +75,16 @@ static void merge_columns(double *mean, double *m2, int64_t before, const Row *x
         times(about, 1.0f / (float)rows, n);
     }
     loops_of[type].add_rows_about(left, squares, about, x, rows, n);
-    if (centered) merge_into(mean, m2, about, left, squares, (double)before, (double)rows, n);
-    else add_wide(m2, squares, n);
+    if (!centered) fill(left, 0.0f, n);
+    if (all_sound(left, squares, 1.0f / (float)rows, centered && !before ? 0x1p-10f : -1.0f, n)) {
+        if (centered) merge_into(mean, m2, about, left, squares, (double)before, (double)rows, n);
+        else add_wide(m2, squares, n);
+        return;
+    }
+    double own_mean[SPAN], own_m2[SPAN];
+    loops_of[type].columns_wide(own_mean, own_m2, x, rows, n, centered);
+    for (int64_t j = 0; j < n; j++) {
+        Moments all = merged((Moments){(double)before, mean[j], m2[j]}, (Moments){(double)rows, own_mean[j], own_m2[j]}, centered);
+        mean[j] = all.mean, m2[j] = all.m2;
+    }
 }

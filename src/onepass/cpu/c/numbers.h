@@ -1,5 +1,6 @@
 /* Numbers: half types to and from floats, and the activations. Plain loops, which a compiler turns into vector instructions. */
 #pragma once
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>

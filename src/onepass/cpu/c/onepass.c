@@ -80,10 +80,14 @@ EXPORT int onepass_track(const Problem *p, const Tensors *given, int64_t threads
 EXPORT int onepass_backward(const Problem *p, const Tensors *given, int64_t threads, int64_t sums) {
     Tensors t = *given;
     int64_t sets = p->outer * p->sets;
-    float *coefficients = malloc((size_t)sets * 8), *params = NULL;
+    float *coefficients = malloc((size_t)sets * 12), *params = NULL;
     int failed = !coefficients || parameters(p, &t, &params);
     if (!failed) {
-        if (!t.c1) t.c1 = coefficients, t.c2 = coefficients + sets, fill(coefficients, 0.0f, 2 * sets);
+        if (!t.c1) {
+            t.c1 = coefficients, t.c2 = coefficients + sets, fill(coefficients, 0.0f, 3 * sets);
+            /* A set of one value is constant, and so is y: dx is 0, which wdy - c1 is not if either is rounded and the other not. */
+            if (p->centered && !p->given && p->reps * p->fold * p->run == 1) t.rstd = coefficients + 2 * sets;
+        }
         in_large_pages(t.dx, p->outer * p->reps * width(p) * size_of(p->type));
         failed = (p->tile ? tiles_backward : packs_fit(p) ? packs_backward : rows_backward)(p, &t, threads, (int)sums);
     }

@@ -35,7 +35,7 @@ typedef struct {
     STRIP dz[PACK];
     STRIP a[SHORT + APART];
     STRIP b[SHORT + APART];
-    float mean[MOST], rstd[MOST], var[MOST];
+    float mean[MOST], rstd[MOST], var[MOST], zeros[MOST];
     double means[MOST], m2[MOST];
 } PackStrips;
 
@@ -62,10 +62,7 @@ static Strip pack_normalized(const Problem *p, const Tensors *t, const Pack *pac
 
 LOOP void pack_statistics(float *restrict mean, float *restrict var, float *restrict rstd, const double *restrict means, const double *restrict m2, double n, double eps,
                           int64_t rows) {
-    for (int64_t k = 0; k < rows; k++) {
-        mean[k] = (float)means[k], var[k] = (float)(m2[k] / n);
-        rstd[k] = (float)(1.0 / sqrt(m2[k] / n + eps));
-    }
+    for (int64_t k = 0; k < rows; k++) as_statistics(mean + k, var + k, rstd + k, (Moments){n, means[k], m2[k]}, eps);
 }
 
 static void packs_task(void *job, int64_t number, void *scratch) {

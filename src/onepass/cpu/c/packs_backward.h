@@ -47,8 +47,10 @@ static void packs_part_task(void *job, int64_t part, void *scratch) {
         }
         if (packs->sums) {
             loops_of[type].sums(c1, c2, x, step, mean, rstd, dz, slot->gain, pack.rows, p->run);
-            times(c1, p->given || !p->centered ? 0.0f : 1.0f / (float)p->run, pack.rows);
-            times(c2, p->given ? 0.0f : 1.0f / (float)p->run, pack.rows);
+            if (p->given || !p->centered) fill(c1, 0.0f, pack.rows); /* not times 0, which leaves what is no number */
+            else times(c1, 1.0f / (float)p->run, pack.rows);
+            if (p->given) fill(c2, 0.0f, pack.rows);
+            else times(c2, 1.0f / (float)p->run, pack.rows);
         }
         if (cells) {
             if (summed.rows >= OFTEN || (summed.rows && (!same_sample(&p->param, pack.o, summed.o) || !same_sample(&p->modulation, pack.o, summed.o))))
@@ -57,12 +59,16 @@ static void packs_part_task(void *job, int64_t part, void *scratch) {
         }
         void *out = type == p->type ? place(t->dx, pack.at, type) : x == strips->x ? strips->other : strips->x;
         int64_t block = pack.rows == 1 ? BLOCK : p->run; /* a long row in blocks: what one pass has read is there for the next */
+        if (p->given) fill(strips->zeros, 0.0f, pack.rows);
         for (int64_t i = 0; i < p->run; i += block) {
             int64_t m = smaller(block, p->run - i);
             const void *x_block = there(x, i, type), *dz_block = there(dz, i, type);
+            void *to = place(out, i, type);
+            const float *gain = slot->gain + i, *scales = t->rstd + row;
             if (cells) loops_of[type].products(strips->a + i, strips->b + i, x_block, step, mean, rstd, dz_block, pack.rows, m);
-            if (p->given && p->from_y) fill(strips->other, 0.0f, n); /* dx depends on no x_hat, which may be NaN */
-            if (t->dx) loops_of[type].dx(place(out, i, type), x_block, step, mean, rstd, t->rstd + row, dz_block, slot->gain + i, c1, c2, pack.rows, m);
+            if (!t->dx) continue;
+            if (p->given) loops_of[type].dx(to, nothing, 0, strips->zeros, strips->zeros, scales, dz_block, gain, c1, c2, pack.rows, m); /* (9) */
+            else loops_of[type].dx(to, x_block, step, mean, rstd, scales, dz_block, gain, c1, c2, pack.rows, m);
         }
         if (t->dx && t->dsum) add(out, floats(t->dsum, pack.at, n, p->type, dz == strips->dz ? strips->dy : strips->dz), n);
         if (t->dx && type != p->type) store(t->dx, pack.at, out, n, p->type);

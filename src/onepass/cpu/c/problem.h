@@ -27,6 +27,9 @@ typedef struct {
     float *c1, *c2;
 } Tensors;
 
+/* Zeros of any type, as long as the longest block: the x of a dx that depends on none. */
+static const STRIP nothing[LONGEST];
+
 static inline int64_t width(const Problem *p) { return p->fold * p->sets * p->run; }
 static inline int64_t set_of(const Problem *p, int64_t j) { return rest(over(j, p->run), p->sets); }
 static inline int64_t dense(const Problem *p, int64_t o, int64_t r, int64_t j) { return (o * p->reps + r) * width(p) + j; }

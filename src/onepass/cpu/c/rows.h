@@ -49,10 +49,8 @@ static void rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips
 }
 
 static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Moments taken) {
-    double var = taken.m2 / taken.count;
-    t->mean[set] = (float)taken.mean;
-    t->rstd[set] = (float)(1.0 / sqrt(var + p->eps));
-    if (t->var) t->var[set] = (float)var;
+    float var;
+    as_statistics(t->mean + set, t->var ? t->var + set : &var, t->rstd + set, taken, p->eps);
 }
 
 static void rows_apply(const Rows *rows, int64_t set, int64_t number, RowStrips *strips) {

@@ -118,7 +118,7 @@ static void rows_dx(const Rows *rows, int64_t set, Block block, const float *mad
         int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
         loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
     }
-    if (p->given && p->from_y) fill(strips->x, 0.0f, n); /* dx depends on no x_hat, which may be NaN */
+    if (p->given) g.x = nothing, g.mean = g.rstd = 0.0f; /* dx depends on no x_hat, which may be no number: (9) */
     if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
     else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
     if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);

@@ -116,8 +116,9 @@ static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int6
             GivenRow g = tile_given(tiles, o, r, j, n, strips);
             int64_t at = dense(p, o, r, j);
             void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
-            if (p->given && p->from_y) fill(strips->x, 0.0f, n); /* dx depends on no x_hat, which may be NaN */
-            if (r == r0) dx_coefficients(strips, g.rstd, n);
+            if (r == r0 && p->given) fill(strips->of_x, 0.0f, n), fill(strips->constant, 0.0f, n);
+            else if (r == r0) dx_coefficients(strips, g.rstd, n);
+            if (p->given) g.x = nothing, g.mean = strips->zeros; /* dx depends on no x_hat, which may be no number: (9) */
             if (tiles->alike) loops_of[g.type].dx_columns_alike(out, g.x, g.dz, g.mean, strips->rstd, g.one_gain, strips->of_x, strips->constant, n);
             else {
                 if (vary || r == r0) {
