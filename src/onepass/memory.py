@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
 LOWEST = 1 << 40  # an address below this may be an offset into storage that is not there; `require_memory` decides
@@ -45,6 +46,8 @@ def _require(name: str, t: Tensor) -> None:
 
 def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
     """As `require_memory`, for what torch's own operations are handed: zero tensors and subclasses are theirs to take."""
+    if is_dynamo_compiling():
+        return  # there is no memory yet
     for name, t in zip(names, tensors):
         if type(t) not in (Tensor, Parameter):
             continue

@@ -325,8 +325,7 @@ _updates: ContextVar[list[Update]] = ContextVar("updates")  # what the op's auto
 
 def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool, update: Update | None) -> Result:
     """The forward of the routes that know a spec but no problem."""
-    if not _compiling():
-        require_memory_if_shown(_OPERANDS, operands)
+    require_memory_if_shown(_OPERANDS, operands)
     if way is OP:
         pending = [update] if update and not _compiling() else []
         token = _updates.set(pending) if pending else None
@@ -478,8 +477,7 @@ def _backward(
     var: Tensor | None,
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
-    if not _compiling():
-        require_memory_if_shown(("dy", "dsum", *SAVED), (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
+    require_memory_if_shown(("dy", "dsum", *SAVED), (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
     if way is REFERENCE:
         if spec.from_y and torch.is_grad_enabled():
             raise RuntimeError(
