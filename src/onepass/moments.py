@@ -50,6 +50,7 @@ def average(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 Spread = Callable[[Tensor, Tensor], Tensor]  # a statistic, as it is subtracted from x
+DOWN = 2.0**-40  # elements are multiplied by it before they are summed: it changes no digit, and there are fewer of them in a set
 
 
 def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat) -> Tensor:
@@ -60,9 +61,8 @@ def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat
     first = x.detach()  # the mean does not depend on it, but for rounding
     for dim in dims:
         first = first.narrow(dim, 0, 1)
-    scale = 0.5 ** (count.bit_length() + 1)
-    away = torch.add(spread(first * -scale, x), x, alpha=scale)
-    return (first * scale + total(away, dims) / count) / scale
+    away = torch.add(spread(first * -DOWN, x), x, alpha=DOWN)
+    return (first * DOWN + total(away, dims) / count) / DOWN
 
 
 def moments(x: Tensor, dims: Sequence[int], centered: bool = True, spread: Spread = lambda stat, x: stat) -> Moments:

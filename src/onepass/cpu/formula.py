@@ -180,8 +180,9 @@ def forward(plan: Plan, problem: NormProblem):
             blocks = (_at(x_all, part).to(frame.acc) for part in parts)
             taken = reduce(merge, (moments(x_, frame.reduced, spec.centered, frame.spread) for x_ in blocks))
             _at(var_all, whole).copy_(taken.var)
-            if mean_all is not None and taken.center is not None:
-                _at(mean_all, whole).copy_(taken.center)
+            center = taken.center
+            if mean_all is not None and center is not None:
+                _at(mean_all, whole).copy_(center)
 
         def apply(parts: Sequence[Block], mean: Tensor | None, rstd: Tensor) -> None:
             for part in parts:
