@@ -447,6 +447,12 @@ def test_bad_use_is_refused():
         warnings.simplefilter("ignore")
         refused(torch.jit.script(nn.LayerNorm(3)), TypeError, "scripted or traced")
         refused(torch.jit.trace(nn.LayerNorm(3), torch.randn(3)), TypeError, "scripted or traced")
+
+
+def test_a_quantized_model_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")  # the default one knows no AArch64
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), {nn.Linear})
         refused(quantized, TypeError, "model is quantized: '0'")
 

@@ -303,8 +303,7 @@ def batch_norm(
     def checked() -> None:
         check.batch_norm(input, weight, bias, running_mean, running_var, training, eps, channel_dim)
 
-    neither = running_mean is None and running_var is None
-    if plain and input.dim() > 1 and (neither if training else running_var is not None):
+    if plain and input.dim() > 1 and (running_mean is None and running_var is None if training else running_var is not None):
         return ops.norm(_batch_norm, args, input, weight, bias, *((None, None) if training else running), check=checked)
     checked()
     if input.dim() < 2:  # only an empty one passes the checks, and torch hands it back

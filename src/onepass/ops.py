@@ -43,6 +43,7 @@ Define = Callable[..., NormSpec]
 Update = Callable[[Result], None]
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
+_UNPACKED = ("dy", "dsum", *SAVED)
 _OPERANDS = ("input", "weight", "bias", "running_mean", "running_var", *Extras._fields)
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
@@ -395,7 +396,7 @@ class _Norm(torch.autograd.Function):
         check_gradient("dsum", dsum, problem, ready.where)
         if way is DIRECT and x.stride() == ready.saved_stride:
             try:
-                require_memory(("dy", "dsum", *SAVED), (dy, dsum, *saved))
+                require_memory(_UNPACKED, (dy, dsum, *saved))
                 grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
                 return None, None, *_to_operands(grads, *ctx.dtypes)
             except ZeroTensor:
@@ -477,7 +478,7 @@ def _backward(
     var: Tensor | None,
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
-    require_memory_if_shown(("dy", "dsum", *SAVED), (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
+    require_memory_if_shown(_UNPACKED, (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
     if way is REFERENCE:
         if spec.from_y and torch.is_grad_enabled():
             raise RuntimeError(

@@ -5,7 +5,7 @@
 #include "moments.h"
 
 enum { PARTS = 64, PART = 1 << 15 }; /* the most parts; the fewest elements of one */
-enum { OFTEN = 64 };                  /* rows after which sums in float go to the cells */
+enum { OFTEN = 32 };                  /* rows after which sums in float go to the cells */
 enum { APART = 96 };                  /* elements between two arrays: addresses that agree in their last 12 bits get in each other's way */
 
 typedef struct { int64_t start, count; } Range;
