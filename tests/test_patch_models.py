@@ -178,7 +178,7 @@ def test_the_same_answers(name, channels_last):
 def test_no_further_from_fp64_in_bf16(name):
     """Over several models with other weights: one alone is as often nearer as it is further, by chance."""
     mine, theirs = [], []
-    for draw in range(1 if name in ("unet", "vae") else 6):
+    for draw in range({"unet": 1, "vae": 1, "monai": 24}.get(name, 6)):  # monai's gradients have outliers: six draws say little
         sample = copied(name, torch.bfloat16, draw)
         onepass.patch(sample.model)
         found, old = outcome(sample), before(name, torch.bfloat16, draw)
