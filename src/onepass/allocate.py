@@ -29,8 +29,8 @@ def on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
     return _on_cpu(shape, stride, dtype)
 
 
-def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """An uninitialised tensor on the GPU that is current."""
+def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """An uninitialised tensor on the GPU that is current, which `device` is, if it is given."""
     if _on_cuda is None or _fills_memory():
-        return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device or "cuda")
     return _on_cuda(shape, stride, dtype)

@@ -21,7 +21,7 @@ from .spec import NormSpec
 
 def has_negative_bit(*operands: Tensor | None) -> bool:
     """Whether memory holds the negative of what one of these tensors shows."""
-    return True in [t is not None and t.is_neg() for t in operands]
+    return True in [t.is_neg() for t in operands if t is not None]
 
 
 def check_forward(

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from . import graph, reference
 from .device import Device, describe
 from .families import BACKWARD, FORWARD
-from .memory import ZeroTensor, require_memory, require_memory_if_shown
+from .memory import LOWEST, ZeroTensor, require_memory, require_memory_if_shown
 from .operands import (
     SAVED,
     SAVED_BRIEFLY,
@@ -85,7 +85,8 @@ class Ready:
             return launch
 
         def checked(*operands: Tensor | None) -> Tensor:
-            require_memory(_OPERANDS, operands)
+            if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
+                require_memory(_OPERANDS, operands)
             return launch(*operands) if launch else self.bare(*operands, NONE).y
 
         return checked
@@ -290,7 +291,8 @@ def full(
     `update` gets the result before autograd saves anything, as torch's kernels update running statistics. Checkpointing ends a
     recomputation when its last tensor is saved, so nothing after that runs twice."""
     operands = x, weight, bias, mean, var, *extras
-    way = route(*operands)
+    present = [t for t in operands if t is not None]
+    way = route(*present)
     if way is not DIRECT:
         return _by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
     key = (
@@ -304,9 +306,10 @@ def full(
         check_forward(problem, x, weight, bias, mean, var, extras)
         ready = _prepare(key, problem, x.device, weight, bias)
     try:
-        if _grad_enabled() and True in [t is not None and t.requires_grad for t in operands]:
+        if _grad_enabled() and True in [t.requires_grad for t in present]:
             return Result(*_Norm.apply(ready, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-        require_memory(_OPERANDS, operands)
+        if min([t.data_ptr() for t in present]) < LOWEST:
+            require_memory(_OPERANDS, operands)
         result = (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
     except ZeroTensor:
         return _by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
@@ -356,7 +359,9 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, ready: Ready, stats: bool | Update, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
-        require_memory(_OPERANDS, (x, weight, bias, mean, var, *extras))
+        operands = x, weight, bias, mean, var, *extras
+        if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
+            require_memory(_OPERANDS, operands)
         given, from_y, extras = ready.problem.given, ready.problem.from_y, Extras(*extras)
         result = ready.forward(x, weight, bias, mean, var, extras)
         if callable(stats):
@@ -396,7 +401,9 @@ class _Norm(torch.autograd.Function):
         check_gradient("dsum", dsum, problem, ready.where)
         if way is DIRECT and x.stride() == ready.saved_stride:
             try:
-                require_memory(_UNPACKED, (dy, dsum, *saved))
+                unpacked = dy, dsum, *saved
+                if min([t.data_ptr() for t in unpacked if t is not None]) < LOWEST:
+                    require_memory(_UNPACKED, unpacked)
                 grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
                 return None, None, *_to_operands(grads, *ctx.dtypes)
             except ZeroTensor:

@@ -180,8 +180,10 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: s
             elif first.kernel == RING and x.data_ptr() % ALIGNED:  # as no descriptor may be, and few tensors are
                 x = allocate(problem.shape, problem.stride, problem.dtype, x.device).copy_(x)
             y = allocate(problem.shape, problem.y_stride, problem.dtype, x.device)
-            t = {"x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias)}
-            t |= {"scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None}
+            t: dict[str, Any] = {
+                "x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias),
+                "scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None,
+            }  # fmt: skip
             if problem.given:
                 t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
             for name in computed:

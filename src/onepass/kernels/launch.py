@@ -140,7 +140,10 @@ class Kernel:
             if t is not None and t.get_device() != stream.device:  # a kernel would read whatever lies at that address
                 raise RuntimeError(f"{name} is on {t.device}, expected cuda:{stream.device}, where x is")
         pointers = [None if t is None else t.data_ptr() for t in tensors]
-        return pointers, not any(p and p % ALIGNED for p in pointers)
+        low = 0
+        for at in pointers:
+            low |= at or 0
+        return pointers, low % ALIGNED == 0
 
     def at(self, stream: Stream, pointers: Sequence[int | None], aligned: bool) -> None:
         """As a call, on addresses that are known to be on the device."""
@@ -216,9 +219,11 @@ def dense(param: Tensor | None) -> Any:
     return param.contiguous()
 
 
-def allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised tensor on a device that is current."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device) if INTERPRETED else on_current_gpu(shape, stride, dtype)
+def _interpreted(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+allocate = _interpreted if INTERPRETED else on_current_gpu  # an uninitialised tensor on a device that is current
 
 
 class Stream(NamedTuple):
