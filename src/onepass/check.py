@@ -405,10 +405,10 @@ def _both_or_neither(*running: Named) -> None:
 
 def _updatable(x: Tensor, *running: Named) -> None:
     """Running statistics that a batch is to be mixed into."""
+    require_memory_if_shown(*zip(*running))
     for name, stat in running:
         if stat is None:
             continue
-        require_memory_if_shown((name,), (stat,))
         if any(n > 1 and stride == 0 for n, stride in zip(stat.shape, stat.stride())):
             raise RuntimeError(
                 f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; {name} has "
