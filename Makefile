@@ -29,11 +29,11 @@ mutations: $(READY)
 
 # The C kernels by the address and undefined-behaviour sanitizers: the verify suite, random problems, and random programs around calls
 ASAN := $(shell gcc -print-file-name=libasan.so 2>/dev/null):$(shell gcc -print-file-name=libubsan.so 2>/dev/null)
-SANITIZED := LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 ONEPASS_CPU=native CC="gcc -fsanitize=address,undefined -fno-sanitize-recover=all -g"
+SANITIZED := LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 ONEPASS_CPU=c CC="gcc -fsanitize=address,undefined -fno-sanitize-recover=all -g"
 sanitize: $(READY)
 	$(SANITIZED) $(BIN)/python -m onepass.cli verify
-	$(SANITIZED) $(BIN)/python -m onepass.bench.fuzz --count 500
-	$(SANITIZED) $(BIN)/python -W ignore -m onepass.bench.fuzz_calls --count 5000
+	$(SANITIZED) $(BIN)/python -m benchmarks.fuzz --count 500
+	$(SANITIZED) $(BIN)/python -W ignore -m benchmarks.fuzz_calls --count 5000
 
 clean:
 	rm -rf .venv

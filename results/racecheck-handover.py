@@ -9,7 +9,6 @@ same two kinds.
 """
 
 import torch
-
 from onepass.kernels.gluon import barrier, fence_async_shared, gl, jit, mbarrier
 
 

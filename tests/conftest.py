@@ -5,12 +5,14 @@ import os
 import pytest
 import torch
 
-from onepass import ops
-from onepass.cpu import build, native
-from onepass.device import describe
-from onepass.families import FAMILIES
+from onepass.backends.c import build, library
+from onepass.core.device import describe
+from onepass.dispatch import launchers
+from onepass.planning.registry import FAMILIES
 
-CPU_FAMILIES = [family.name for family in FAMILIES if family.module.startswith("cpu")]  # the others need a GPU, or an interpreter
+CPU_FAMILIES = [
+    family.name for family in FAMILIES if not family.module.startswith("backends.gpu")
+]  # the others need a GPU, or an interpreter
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
@@ -29,7 +31,7 @@ def poison():
 
 def compiled() -> bool:
     """Whether there are C kernels on this machine."""
-    return not native.state().startswith("cannot be used")
+    return not library.state().startswith("cannot be used")
 
 
 @pytest.fixture
@@ -37,9 +39,9 @@ def anew():
     """As a process that has planned nothing yet, and looks at its environment again; also afterwards."""
 
     def forget() -> None:
-        for cache in (build.library, native._library, describe):
+        for cache in (build.library, library.load, describe):
             cache.cache_clear()
-        ops._ready.clear()
+        launchers.known.clear()
 
     forget()
     yield

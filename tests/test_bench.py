@@ -11,11 +11,14 @@ import pytest
 import torch
 
 import onepass.functional as O
-from onepass import cli, explain
-from onepass.bench import ahead, bench, cases, command, drawn, gate, oracle, overhead, record, report, stress, timing
-from onepass.bench.cases import Case
+from benchmarks import ahead, bench_report, drawn, overhead, stress
+from onepass.bench import gate, measure, record, timing
 from onepass.bench.providers import PROVIDERS
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
+from onepass.cli import bench, main
+from onepass.planning.explain import explain
+from onepass.verify import cases, oracle
+from onepass.verify.cases import Case
 
 ROOT = Path(__file__).parent.parent
 TINY = Row(Case("layer_norm", (16, 64)), torch.bfloat16, 0.5)
@@ -41,8 +44,8 @@ def test_copies_are_the_least_traffic():
 
 
 def test_a_record():
-    ours, torchs = bench.measure(TINY, providers=EAGER)
-    assert ours["row"] == "layer_norm 16x64 bfloat16" and ours["provider"] == "onepass" and ours["plan"] in ("native", "aten.rows")
+    ours, torchs = measure.measure(TINY, providers=EAGER)
+    assert ours["row"] == "layer_norm 16x64 bfloat16" and ours["provider"] == "onepass" and ours["plan"] in ("c", "aten.rows")
     assert ours["bytes"] == 2 * 16 * 64 * 2 and ours["copies"] == 1 and ours["mode"] == "cpu"
     assert ours["low_us"] <= ours["us"] <= ours["high_us"] and ours["fraction"] == pytest.approx(ours["copy_us"] / ours["us"], abs=1e-3)
     assert ours["correct"] and ours["met"] == (ours["fraction"] >= 0.5) and torchs["plan"] is None
@@ -51,7 +54,7 @@ def test_a_record():
 
 
 def test_a_residual_is_two_copies():
-    (ours,) = bench.measure(Row(Case("rms_norm", (16, 64), residual=True), torch.float32), providers={"onepass": cases.bound})
+    (ours,) = measure.measure(Row(Case("rms_norm", (16, 64), residual=True), torch.float32), providers={"onepass": cases.bound})
     assert ours["copies"] == 2 and ours["bytes"] == 4 * 16 * 64 * 4 and ours["correct"]
 
 
@@ -68,7 +71,7 @@ def test_a_residual_is_two_copies():
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_backward_record(case, copies, gradients):
-    ours, torchs = bench.measure(Row(case, torch.bfloat16, 0.5, direction="backward"), providers=EAGER)
+    ours, torchs = measure.measure(Row(case, torch.bfloat16, 0.5, direction="backward"), providers=EAGER)
     assert ours["direction"] == "backward" and ours["row"].endswith("bfloat16 backward") and ours["correct"] and "error" not in torchs
     assert ours["copies"] == copies and ours["bytes"] == 2 * copies * 2 * ours["shape"][0] * prod(ours["shape"][1:])
     assert ours["fraction"] == pytest.approx(copies / (2 if case.residual else 1) * ours["copy_us"] / ours["us"], abs=1e-3)
@@ -84,7 +87,7 @@ def test_memory_beside_the_gradients(monkeypatch):
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.current": 1000, "requested_bytes.all.peak": 1500})
     dx, dweight = torch.empty(4, 16), torch.empty(16)
-    assert bench._memory(lambda: (dx, dweight, dx), on_cuda=True) == {"peak_bytes": 500, "gradient_bytes": 320, "extra_bytes": 180}
+    assert measure._memory(lambda: (dx, dweight, dx), on_cuda=True) == {"peak_bytes": 500, "gradient_bytes": 320, "extra_bytes": 180}
 
 
 class Off(torch.autograd.Function):
@@ -118,7 +121,7 @@ def test_the_gate_finds_every_wrong_gradient(case, wrong, factor, monkeypatch):
 
     monkeypatch.setattr(gate, "SLICE", 100)
     row = Row(case, torch.float32, direction="backward")
-    ours, torchs = bench.measure(row, providers={"onepass": provider, "torch": cases.bound})
+    ours, torchs = measure.measure(row, providers={"onepass": provider, "torch": cases.bound})
     assert "wrong" in ours["error"] and not ours["correct"] and "us" not in ours
     assert torchs["correct"] and torchs["us"] > 0
 
@@ -127,7 +130,7 @@ def test_a_compiled_backward_runs_again(monkeypatch):
     """By AOTAutograd, which may else reuse the memory of what it saved. (torch 2.13 sees for itself that the graph is kept.)"""
     monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend="aot_eager"))  # pyright: ignore
     row = Row(Case("group_norm", (2, 8, 4, 4), groups=2, activation="silu"), torch.float32, direction="backward")
-    (record,) = bench.measure(row, providers={"torch.compile": PROVIDERS["torch.compile"]})
+    (record,) = measure.measure(row, providers={"torch.compile": PROVIDERS["torch.compile"]})
     assert "error" not in record and record["us"] > 0
 
 
@@ -137,7 +140,7 @@ def test_wrong_results_have_no_time():
     def wrong(case, operands):
         return lambda: cases.by_torch(case, operands) * 1.02
 
-    ours, torchs = bench.measure(TINY, providers={"onepass": wrong, "torch": wrong})
+    ours, torchs = measure.measure(TINY, providers={"onepass": wrong, "torch": wrong})
     assert "wrong" in ours["error"] and not ours["correct"] and "us" not in ours
     assert torchs["us"] > 0 and torchs["budget"] > 1 and not torchs["correct"]
 
@@ -146,16 +149,16 @@ def test_what_raises_is_written_down():
     def broken(case, operands):
         raise NotImplementedError("no such kernel\nand more")
 
-    ours, torchs = bench.measure(TINY, providers={"onepass": cases.bound, "torch": broken})
+    ours, torchs = measure.measure(TINY, providers={"onepass": cases.bound, "torch": broken})
     assert torchs["error"] == "NotImplementedError: no such kernel" and "us" not in torchs and ours["us"] > 0
 
 
 def test_every_provider_updates_running_statistics():
     row = Row(Case("batch_norm", (4, 6, 5, 5), "channels_last", running=True, wide=True), torch.float16)
-    for result in bench.measure(row):
+    for result in measure.measure(row):
         assert result["budget"] < 10, result  # the gate sees the statistics, and stale ones are off by thousands
     stale = {"onepass": lambda case, operands: partial(cases.by_onepass, case, operands._replace(running_mean=None, running_var=None))}
-    assert "error" in bench.measure(row, providers=stale)[0]
+    assert "error" in measure.measure(row, providers=stale)[0]
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.init != "inf" and case.shape[0]][::4], ids=lambda case: case.name)
@@ -221,35 +224,35 @@ def test_merging_replaces_the_same_measurement_only():
 def test_bench_command(tmp_path, capsys, monkeypatch):
     out = tmp_path / "results" / "bench.jsonl"
     other = Row(Case("rms_norm", (8, 32)), torch.float32)
-    monkeypatch.setattr(command, "SUITE", (TINY, other, Row(Case("layer_norm", (2**14, 2**12)), torch.float32)))
-    monkeypatch.setattr(command, "BACKWARD_SUITE", ())
-    assert cli.main(["bench", "--device", "cpu", "--out", str(out), "--provider", "onepass", "--provider", "torch"]) == 0
+    monkeypatch.setattr(bench, "SUITE", (TINY, other, Row(Case("layer_norm", (2**14, 2**12)), torch.float32)))
+    monkeypatch.setattr(bench, "BACKWARD_SUITE", ())
+    assert main.main(["bench", "--device", "cpu", "--out", str(out), "--provider", "onepass", "--provider", "torch"]) == 0
     first = capsys.readouterr()
     assert "1 rows over 64 MB are skipped" in first.out and "≥ 0.50" in first.out and "2/2 rms_norm 8x32 float32" in first.err
     assert [(r["row"], r["provider"]) for r in record.read(out)] == [(row.name, name) for row in (TINY, other) for name in EAGER]
     kept = record.read(out)[:2]
-    assert cli.main(["bench", "--only", "rms_norm", "--out", str(out)]) == 0
+    assert main.main(["bench", "--only", "rms_norm", "--out", str(out)]) == 0
     assert record.read(out)[:2] == kept and len(record.read(out)) == 5
-    assert cli.main(["bench", "--op", "layer_norm", "--list"]) == 0
+    assert main.main(["bench", "--op", "layer_norm", "--list"]) == 0
     assert "268" in capsys.readouterr().out
-    assert cli.main(["bench", "--only", "nothing"]) == 2
+    assert main.main(["bench", "--only", "nothing"]) == 2
 
 
 def test_bench_command_by_direction(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "SUITE", (TINY,))
-    monkeypatch.setattr(command, "BACKWARD_SUITE", (TINY_BACKWARD,))
+    monkeypatch.setattr(bench, "SUITE", (TINY,))
+    monkeypatch.setattr(bench, "BACKWARD_SUITE", (TINY_BACKWARD,))
     out = tmp_path / "bench.jsonl"
     for directions in (["--direction", "backward"], ["--direction", "forward"], []):
-        assert cli.main(["bench", "--provider", "onepass", "--out", str(out), *directions]) == 0
+        assert main.main(["bench", "--provider", "onepass", "--out", str(out), *directions]) == 0
     assert [r["row"] for r in record.read(out)] == [TINY_BACKWARD.name, TINY.name]
     assert "2/2 layer_norm 16x64 bfloat16 backward" in capsys.readouterr().err
 
 
 def test_bench_command_fails_on_wrong_results(capsys, monkeypatch):
-    monkeypatch.setattr(command, "SUITE", (TINY,))
-    monkeypatch.setattr(command, "BACKWARD_SUITE", ())
-    monkeypatch.setattr(command, "PROVIDERS", {"onepass": lambda case, t: lambda: t.x})
-    assert cli.main(["bench"]) == 1
+    monkeypatch.setattr(bench, "SUITE", (TINY,))
+    monkeypatch.setattr(bench, "BACKWARD_SUITE", ())
+    monkeypatch.setattr(bench, "PROVIDERS", {"onepass": lambda case, t: lambda: t.x})
+    assert main.main(["bench"]) == 1
     assert "FAILED layer_norm 16x64 bfloat16 by onepass: wrong" in capsys.readouterr().out
 
 
@@ -267,9 +270,9 @@ def made_up(suite=SUITE):
 
 def test_report():
     suite = (Row(Case("layer_norm", (4, 64)), torch.float16, 14, "us"), TINY)
-    text = report.updated(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter", list(made_up(suite)), suite)
-    assert text.startswith(f"before\n{report.BEGIN}\nGPU, torch 2, triton 3, onepass 0, commit c, d.")
-    assert text.endswith(f"{report.END}\nafter")
+    text = bench_report.updated(f"before\n{bench_report.BEGIN}\nstale\n{bench_report.END}\nafter", list(made_up(suite)), suite)
+    assert text.startswith(f"before\n{bench_report.BEGIN}\nGPU, torch 2, triton 3, onepass 0, commit c, d.")
+    assert text.endswith(f"{bench_report.END}\nafter")
     assert "| layer_norm 4x64 float16 | 9.0 | 10.0 (0.90; ≤ 14 µs ✓) | 123 | 50.0 | 7.0 / 7.0 | team |" in text
     assert "| 100 (0.09; ≥ 0.50, misses it by 0.41) | failed | **50.0** |" in text
     assert "Of 2 targets 1 are met; on 1 of 2 rows a peer is faster" in text
@@ -279,27 +282,27 @@ def test_report():
 def test_report_of_the_backward():
     """Between its own marks, where they are."""
     results = list(made_up((TINY, TINY_BACKWARD)))
-    without = f"{report.BEGIN}\n{report.END}"
-    text = f"{without}\nbetween\n{report.BACKWARD_BEGIN}\nstale\n{report.BACKWARD_END}\nafter"
-    updated = report.updated(text, results, (TINY,), (TINY_BACKWARD,))
+    without = f"{bench_report.BEGIN}\n{bench_report.END}"
+    text = f"{without}\nbetween\n{bench_report.BACKWARD_BEGIN}\nstale\n{bench_report.BACKWARD_END}\nafter"
+    updated = bench_report.updated(text, results, (TINY,), (TINY_BACKWARD,))
     forward, between, backward = updated.partition("\nbetween\n")
-    assert between and forward == report.updated(without, results, (TINY,)) and "2.5" not in forward and "stale" not in updated
+    assert between and forward == bench_report.updated(without, results, (TINY,)) and "2.5" not in forward and "stale" not in updated
     assert "| MB beside the gradients, onepass / torch / torch.compile |" in backward
     assert f"| {TINY_BACKWARD.name} |" in backward and "| team | 2.5 / 2.5 / 2.5 |" in backward
     with pytest.raises(ValueError, match=f"missing: {TINY_BACKWARD.name} by onepass"):
-        report.updated(text, list(made_up((TINY,))), (TINY,), (TINY_BACKWARD,))
+        bench_report.updated(text, list(made_up((TINY,))), (TINY,), (TINY_BACKWARD,))
     with pytest.raises(ValueError, match="bench-backward:end"):
-        report.updated(text.replace(report.BACKWARD_END, ""), results, (TINY,), (TINY_BACKWARD,))
+        bench_report.updated(text.replace(bench_report.BACKWARD_END, ""), results, (TINY,), (TINY_BACKWARD,))
 
 
 def test_report_fails_on_a_missing_row():
     results = [r for r in made_up() if (r["row"], r["provider"]) != (SUITE[3].name, "torch.compile")]
     with pytest.raises(ValueError, match=f"1 results are missing: {SUITE[3].name} by torch.compile"):
-        report.table(results)
+        bench_report.table(results)
     with pytest.raises(ValueError, match="several machines"):
-        report.table([r | {"name": r["provider"]} for r in made_up()])
+        bench_report.table([r | {"name": r["provider"]} for r in made_up()])
     with pytest.raises(ValueError, match="bench:begin"):
-        report.updated("no marks", list(made_up()))
+        bench_report.updated("no marks", list(made_up()))
 
 
 def test_report_command(tmp_path, capsys):
@@ -307,11 +310,11 @@ def test_report_command(tmp_path, capsys):
     docs.write_text((ROOT / "docs/measured.md").read_text())
     record.write(results, made_up((*BACKWARD_SUITE, *SUITE)))
     arguments = ["report", "--results", str(results), "--docs", str(docs)]
-    assert cli.main([*arguments, "--check"]) == 1
-    assert cli.main(arguments) == 0
-    assert cli.main([*arguments, "--check"]) == 0
+    assert main.main([*arguments, "--check"]) == 1
+    assert main.main(arguments) == 0
+    assert main.main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
-    assert cli.main([*arguments, "--check"]) == 2
+    assert main.main([*arguments, "--check"]) == 2
     assert SUITE[-1].name in capsys.readouterr().err
 
 
@@ -325,7 +328,7 @@ def test_overhead(capsys, monkeypatch):
 @pytest.mark.skipif(not (ROOT / "results/bench-h200.jsonl").exists(), reason="no results")
 def test_the_documentation_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert cli.main(["report", "--check"]) == 0
+    assert main.main(["report", "--check"]) == 0
 
 
 def test_problems_are_drawn_from_seed_and_index():
@@ -343,7 +346,7 @@ def test_problems_are_drawn_from_seed_and_index():
 def test_few_kinds_of_kernels():
     """Kernels past the number that is allowed are not compiled, and few problems are lost by that."""
     pytest.importorskip("triton")
-    from onepass.bench.resources import TARGETS
+    from benchmarks.resources import TARGETS
 
     device = TARGETS["sm_90"][1]
     known = set()
@@ -360,8 +363,8 @@ SMALL = [problem for problem in map(partial(drawn.draw, 0), range(200)) if prod(
 
 @pytest.mark.parametrize("problem", SMALL[:24], ids=lambda problem: problem.name)
 def test_stress_holds_what_is_right(problem):
-    found = stress.verdicts(problem, "cpu", ["row", "formula", None])
-    assert found["row"].skipped and found["formula"].ok and found["planner"].ok, found
+    found = stress.verdicts(problem, "cpu", ["row", "blockwise", None])
+    assert found["row"].skipped and found["blockwise"].ok and found["planner"].ok, found
 
 
 @pytest.mark.parametrize("part", ["output", "mean", "rstd"])
@@ -380,11 +383,11 @@ def test_stress_finds_what_is_wrong(part, monkeypatch):
     case = Case("group_norm", (2, 3, 5, 12), groups=4, last=True)
     problem = drawn.Problem(0, case, torch.float32, stats=True)
     when = (0, 1)
-    both = stress.verdicts(problem, "cpu", ["formula"])["formula"]
+    both = stress.verdicts(problem, "cpu", ["blockwise"])["blockwise"]
     assert not both.ok and not both.fault and both.error is not None and both.error > 10
     calls.clear()
     when = (1,)
-    second = stress.verdicts(problem, "cpu", ["formula"])["formula"]
+    second = stress.verdicts(problem, "cpu", ["blockwise"])["blockwise"]
     assert not second.ok and "different bits" in second.fault and second.error is not None and second.error <= 1
 
 
@@ -406,7 +409,7 @@ def test_stress_command(tmp_path, capsys, monkeypatch):
 
     def verdicts(problem, device, families, *_):
         right = stress.Verdict(0.5)
-        return {"formula": right, "planner": stress.Verdict(2.0) if problem == wrong else right}
+        return {"blockwise": right, "planner": stress.Verdict(2.0) if problem == wrong else right}
 
     monkeypatch.setattr(stress, "verdicts", verdicts)
     assert stress.main([*arguments, "--only", "2"]) == 0

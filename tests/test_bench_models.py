@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from onepass import cli
-from onepass.bench import models, models_report, record, zoo
-from onepass.bench.models import PROVIDERS, Failed, measure
-from onepass.bench.variant import MODES, Room, Step, Variant, excess
-from onepass.bench.zoo import ENTRIES, Entry
+from benchmarks import models, models_report, zoo
+from benchmarks.models import PROVIDERS, Failed, measure
+from benchmarks.variant import MODES, Room, Step, Variant, excess
+from benchmarks.zoo import ENTRIES, Entry
+from onepass.bench import record
+from onepass.cli import main
 
 ROOT = Path(__file__).parent.parent
 
@@ -185,15 +186,15 @@ def test_report_command(tmp_path, capsys):
     docs.write_text(f"{models_report.BEGIN}\n{models_report.END}")
     record.write(results, made_up())
     arguments = ["report", "--models", "--results", str(results), "--docs", str(docs)]
-    assert cli.main([*arguments, "--check"]) == 1
-    assert cli.main(arguments) == 0
-    assert cli.main([*arguments, "--check"]) == 0
+    assert main.main([*arguments, "--check"]) == 1
+    assert main.main(arguments) == 0
+    assert main.main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
-    assert cli.main([*arguments, "--check"]) == 2
+    assert main.main([*arguments, "--check"]) == 2
     assert "llama-decode compiled after" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
 def test_the_readme_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert cli.main(["report", "--models", "--check"]) == 0
+    assert main.main(["report", "--models", "--check"]) == 0

@@ -22,8 +22,8 @@ import torch
 
 import onepass
 import onepass.functional as F
-from onepass import cli
-from onepass.cpu import build, native
+from onepass.backends.c import build, cache, library
+from onepass.cli import main
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="C kernels are for Linux and macOS"),
@@ -129,7 +129,7 @@ def fake(tmp_path, monkeypatch, anew):
 
 def forget() -> None:
     build.library.cache_clear()
-    native._library.cache_clear()
+    library.load.cache_clear()
 
 
 def shapes(count: int = 20) -> None:
@@ -145,9 +145,9 @@ def explained() -> str:
 
 def refused() -> str:
     """Why there are no kernels: the same each time."""
-    with pytest.raises(build.Unavailable) as first:
+    with pytest.raises(cache.Unavailable) as first:
         build.library()
-    with pytest.raises(build.Unavailable) as second:
+    with pytest.raises(cache.Unavailable) as second:
         build.library()
     assert str(first.value) == str(second.value)
     return str(first.value)
@@ -180,7 +180,7 @@ def test_a_failure_is_remembered_and_said_once(fake, monkeypatch, failure):
         warnings.simplefilter("always")
         shapes()
         assert reason in explained() and reason in explained()
-        assert reason in native.state() and reason in native.state()
+        assert reason in library.state() and reason in library.state()
     assert fake.runs <= most
     assert time.monotonic() - started < 15
     assert [reason in str(w.message) for w in said] == [True]
@@ -282,7 +282,7 @@ def test_what_is_wrong_is_a_reason(fake, wrong: Callable[[Fake], str]):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         shapes(3)
-        assert reason in explained() and reason in native.state()
+        assert reason in explained() and reason in library.state()
     assert [reason in str(w.message) for w in said] == [True]
     assert not fake.runs
     assert not (fake.here / "~").exists() and not (fake.here / "~no-such-user").exists()
@@ -294,16 +294,16 @@ def test_doctor_says_the_reason(fake, capsys):
     for _ in range(2):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert cli.main(["doctor"]) == 0
+            assert main.main(["doctor"]) == 0
         assert 'C kernels       cannot be used: CC="gcc \'-O2" cannot be read as a command' in capsys.readouterr().out
 
 
 def test_native_must_be(fake):
     """An error each time, and one build."""
     fake.does("echo nonsense >&2; exit 1")
-    fake.monkeypatch.setenv("ONEPASS_CPU", "native")
+    fake.monkeypatch.setenv("ONEPASS_CPU", "c")
     for _ in range(3):
-        with pytest.raises(RuntimeError, match=r"ONEPASS_CPU=native, but .*nonsense"):
+        with pytest.raises(RuntimeError, match=r"ONEPASS_CPU=c, but .*nonsense"):
             F.layer_norm(torch.randn(4, 8), (8,))
     assert fake.runs == 3  # with each of the flags
 
@@ -392,7 +392,7 @@ def test_threads_compile_once(fake, works):
     def ask() -> None:
         try:
             outcomes.append(build.library())
-        except build.Unavailable as reason:
+        except cache.Unavailable as reason:
             outcomes.append(str(reason))
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
@@ -705,7 +705,7 @@ def test_what_was_checked_is_loaded(fake):
             os.replace(wrong, path)
         return plain(data)
 
-    for module in {sys.modules[name] for name in ("onepass.cpu.build", "onepass.cpu.cache") if name in sys.modules}:
+    for module in {sys.modules[name] for name in ("onepass.backends.c.build", "onepass.backends.c.cache") if name in sys.modules}:
         fake.monkeypatch.setattr(module, "sha256", exchange)
     loaded = build.library()
     assert exchanged and loaded.onepass_forward() == 0 and loaded._name == str(path)
@@ -734,8 +734,8 @@ import onepass, torch
 sys.modules["fcntl"] = None
 for name in ("getuid", "geteuid", "O_NOFOLLOW", "O_DIRECTORY", "O_NONBLOCK", "register_at_fork", "killpg", "memfd_create", "pread"):
     delattr(os, name)
-from onepass.cpu import native
-print(native.state())
+from onepass.backends.c import library
+print(library.state())
 onepass.functional.layer_norm(torch.randn(4, 8), (8,))
 """
 

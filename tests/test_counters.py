@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from onepass.kernels import counters
-from onepass.kernels.launch import Stream
+from onepass.backends.gpu import counters
+from onepass.backends.gpu.launch import Stream
 
 
 @pytest.fixture

@@ -202,7 +202,7 @@ def test_nothing_is_touched():
 def test_a_good_call_does_not_hide_a_bad_one():
     """Launchers are kept by the kind of call; whatever an error depends on is part of the kind."""
     x, w = R(4, 6), R(6)
-    for family in ("aten", "formula"):
+    for family in ("aten", "blockwise"):
         with onepass.force(family):
             O.layer_norm(x, (6,), w)
             for bad, hint in ((R(3, 2), "reshape it"), (R(6).double(), "convert with"), (R(6, device="meta"), "move it")):

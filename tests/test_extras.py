@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 import onepass
 import onepass.functional as O
-from onepass.bench import oracle, verify
-from onepass.bench.cases import Case, lay_out
-from onepass.spec import ACTIVATIONS, GRANULARITIES
+from onepass.core.spec import ACTIVATIONS, GRANULARITIES
+from onepass.verify import matrix, oracle
+from onepass.verify.cases import Case, lay_out
 
 BASE = {
     "layer_norm": {"shape": (3, 4, 2, 5)},
@@ -64,11 +64,11 @@ def test_the_combinations_are_many():
 def test_every_legal_combination(op):
     """Values and every gradient within the budget of both oracles, on every family; dtypes and layouts in turn."""
     for i, case in enumerate(_combinations(op)):
-        dtype, layout = verify.DTYPES[i % 4], ("contiguous", "channels_last", "sliced")[i % 3]
-        assert [cell for cell in verify.verify([replace(case, layout=layout)], [dtype]) if not cell.ok] == []
+        dtype, layout = matrix.DTYPES[i % 4], ("contiguous", "channels_last", "sliced")[i % 3]
+        assert [cell for cell in matrix.verify([replace(case, layout=layout)], [dtype]) if not cell.ok] == []
 
 
-@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
 def test_add_is_add_then_norm_bit_for_bit(dtype, layout):
     x, residual = (lay_out(torch.randn(3, 8, 5, 6).to(dtype), layout) for _ in range(2))
@@ -99,7 +99,7 @@ def test_a_promoted_sum(family):
     assert_close(dx, dresidual.bfloat16())
 
 
-@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 def test_add_of_unlike_memory(dtype):
     """Expanded, permuted and sliced addends, in every pairing; the sum is laid out like x."""
     shape = (4, 3, 2, 6)
@@ -163,7 +163,7 @@ def test_either_output_of_an_add_may_be_unused():
 
 
 @pytest.mark.parametrize("activation", ["silu", "swish", "relu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 def test_activation_is_norm_then_activation_within_one_rounding(dtype, activation):
     functions = {"swish": F.silu, "gelu_tanh": lambda z: F.gelu(z, approximate="tanh")}
     function = functions.get(activation) or getattr(F, activation)
@@ -216,7 +216,7 @@ STATS = {
 }
 
 
-@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", STATS)
 def test_return_stats(name, layout, dtype):
@@ -341,7 +341,7 @@ def test_out_is_refused_when_a_gradient_is_needed():
 # The plain operator.
 
 
-@pytest.mark.parametrize("dtype", verify.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 def test_layer_norm_out(dtype):
     x, gamma, beta = torch.randn(12, 40).to(dtype), *torch.randn(2, 40)
     gamma, beta = (t.double() if dtype == torch.float64 else t for t in (gamma, beta))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from onepass.bench import fuzz_calls
-from onepass.bench.fuzz_calls import Outcome, Program, draw, judge, run
+from benchmarks import fuzz_calls
+from benchmarks.fuzz_calls import Outcome, Program, draw, judge, run
 
 COUNT = 400
 

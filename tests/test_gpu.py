@@ -13,15 +13,16 @@ import torch.nn.functional as F
 
 import onepass
 import onepass.functional as O
-from onepass.bench import cases, verify
-from onepass.plan import CannotForce, plan
+from onepass.planning.choose import plan
+from onepass.planning.options import CannotForce
+from onepass.verify import cases, matrix
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_every_case(case):
-    assert [cell for cell in verify.verify([case], device="cuda") if not cell.ok] == []
+    assert [cell for cell in matrix.verify([case], device="cuda") if not cell.ok] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -84,7 +85,7 @@ def test_an_extra_on_the_cpu(extra):
             calls[extra]()
 
 
-SHARING = ("team", "ring", "alone")  # programs of these exchange moments, and the planner does not pick them for every size
+SHARING = ("team", "ring", "whole_set")  # programs of these exchange moments, and the planner does not pick them for every size
 
 
 @contextmanager

@@ -5,9 +5,10 @@ import torch
 from conftest import CPU_FAMILIES
 
 import onepass
-from onepass import ops, spec
-from onepass.bench import cases
-from onepass.bench.cases import Case
+from onepass.core import norms
+from onepass.dispatch import launchers
+from onepass.verify import cases
+from onepass.verify.cases import Case
 
 SMALL = [
     Case("layer_norm", (3, 4)),
@@ -70,7 +71,7 @@ def test_only_what_is_needed():
     (expected,) = torch.autograd.grad(torch.nn.functional.group_norm(x, 3, weight, bias), weight, dy)
     for family in CPU_FAMILIES:
         with onepass.force(family):
-            ready = ops._bound(spec.group_norm(3), x, weight, bias, False, False)
+            ready = launchers.launchers_of(norms.group_norm(3), x, weight, bias, False, False)
             _, mean, rstd, *_ = ready.forward(x, weight, bias, None, None)
             grads = ready.backward(dy, x, weight.detach(), bias, mean, rstd, (False, True, False))
         assert grads[0] is None and grads[2] is None

@@ -7,10 +7,10 @@ import torch
 
 import onepass
 import onepass.functional as O
-from onepass.bench import cases, oracle
-from onepass.bench.cases import Case
-from onepass.families import FAMILIES
-from onepass.plan import CannotForce
+from onepass.planning.options import CannotForce
+from onepass.planning.registry import FAMILIES
+from onepass.verify import cases, oracle
+from onepass.verify.cases import Case
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
 
@@ -94,7 +94,7 @@ def test_every_family_within_the_budget(case):
     assert any(error is not None for error in errors.values())
 
 
-@pytest.mark.parametrize("family", ["alone", "row", "row_reread", "team", "tile", "tile_reread"])
+@pytest.mark.parametrize("family", ["whole_set", "row", "row_reread", "team", "tile", "tile_reread"])
 def test_bfloat16(family):
     """The interpreter cuts bfloat16 off where a GPU rounds: a whole ulp, not half of one."""
     x = torch.randn(2, 12, 5, 7).to(torch.bfloat16)
@@ -117,7 +117,7 @@ def test_a_row_does_not_depend_on_its_neighbours(family, length):
 def test_statistics_are_those_of_the_reference():
     x = torch.randn(2, 12, 5, 7).to(memory_format=torch.channels_last)
     expected = O.group_norm(x, 4, return_stats=True)
-    for family in ("alone", "team", "tile", "tile_reread", "row_reread"):
+    for family in ("whole_set", "team", "tile", "tile_reread", "row_reread"):
         with onepass.force(family):
             result = O.group_norm(x, 4, return_stats=True)
         torch.testing.assert_close(tuple(result), tuple(expected))

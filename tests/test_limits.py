@@ -16,8 +16,8 @@ from conftest import CPU_FAMILIES
 
 import onepass
 import onepass.functional as O
-from onepass.bench import fuzz
-from onepass.cpu import native
+from benchmarks import fuzz
+from onepass.backends.c import launch, walk
 
 INF, NAN = torch.inf, torch.nan
 HALF = [torch.float32, torch.bfloat16, torch.float16]
@@ -253,9 +253,9 @@ def test_random_problems_reach_the_edges_of_blocks():
 
 def test_the_edges_are_those_of_the_sources():
     """A constant that is new in the C sources, or in native.py, is drawn around as well."""
-    text = "".join(path.read_text() for path in (Path(native.__file__).parent / "c").glob("*.h"))
+    text = "".join(path.read_text() for path in (Path(launch.__file__).parent / "c").glob("*.h"))
     defined = re.findall(r"(\w+) = (\d+)(?: << (\d+))?[,\s}]", "".join(re.findall(r"enum \{.*?\}", text)))
     sizes = {name: int(value) << int(shift or 0) for name, value, shift in defined}
     bytes_ = {"CACHED", "SPARE"}  # of a cache and of a buffer: no length of a block
     assert {name: size for name, size in sizes.items() if name not in bytes_ and size not in fuzz.EDGES} == {}
-    assert len(sizes) > 12 and native.SHORT in fuzz.EDGES and native.NARROW in fuzz.EDGES
+    assert len(sizes) > 12 and walk.SHORT in fuzz.EDGES and walk.NARROW in fuzz.EDGES

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import onepass
 import onepass.functional as O
-from onepass import spec
+from onepass.core import norms
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 C = 512
@@ -280,8 +280,8 @@ def test_raw_forward_checks_all_that_it_indexes(device):
     def norm(definition, x, weight=None, bias=None, mean=None, var=None, track=False, packed=None, **extras):
         return torch.ops.onepass.norm(x, weight, bias, mean, var, *(packed or _packed(definition)), track, *_extras(**extras))
 
-    x, g = t(8, 64), spec.group_norm(4)
-    rows, modulated = spec.layer_norm(1), spec.layer_norm(1, modulated=True)
+    x, g = t(8, 64), norms.group_norm(4)
+    rows, modulated = norms.layer_norm(1), norms.layer_norm(1, modulated=True)
     norm(rows, x, t(64), t(64), residual=t(8, 64))
     calls = {
         "a short residual": lambda: norm(rows, x, residual=t(8, 63)),
@@ -291,16 +291,18 @@ def test_raw_forward_checks_all_that_it_indexes(device):
         "a short weight": lambda: norm(rows, x, t(63)),
         "a long bias": lambda: norm(rows, x, t(64), t(65)),
         "a weight of integers": lambda: norm(rows, x, torch.ones(64, dtype=torch.int64, device=device)),
-        "a short var": lambda: norm(spec.batch_norm(), x, mean=t(64), var=t(2)),
-        "a short mean": lambda: norm(spec.batch_norm(), x, mean=t(1), var=t(64)),
-        "var without mean": lambda: norm(spec.batch_norm(), x, var=t(64)),
-        "mean without var": lambda: norm(spec.batch_norm(), x, mean=t(64)),
+        "a short var": lambda: norm(norms.batch_norm(), x, mean=t(64), var=t(2)),
+        "a short mean": lambda: norm(norms.batch_norm(), x, mean=t(1), var=t(64)),
+        "var without mean": lambda: norm(norms.batch_norm(), x, var=t(64)),
+        "mean without var": lambda: norm(norms.batch_norm(), x, mean=t(64)),
         "negative groups": lambda: norm(g, t(2, 64, 3), packed=_packed(g, sizes=[-4])),
         "no groups": lambda: norm(g, t(2, 64, 3), packed=_packed(g, sizes=[0])),
         "an axis twice": lambda: norm(rows, x, t(64), packed=_packed(rows, words=rows.pack()[0].replace("| d0 |  |", "| d0 d0 |  |"))),
-        "a mix without weights": lambda: norm(spec.switchable_norm(True), t(2, 8, 4)),
-        "a mix with few weights": lambda: norm(spec.switchable_norm(True), t(2, 8, 4), mean_weight=t(2), var_weight=t(3)),
-        "one running statistic": lambda: norm(spec.switchable_norm(True), t(2, 8, 4), mean_weight=t(3), var_weight=t(3), running_mean=t(8)),
+        "a mix without weights": lambda: norm(norms.switchable_norm(True), t(2, 8, 4)),
+        "a mix with few weights": lambda: norm(norms.switchable_norm(True), t(2, 8, 4), mean_weight=t(2), var_weight=t(3)),
+        "one running statistic": lambda: norm(
+            norms.switchable_norm(True), t(2, 8, 4), mean_weight=t(3), var_weight=t(3), running_mean=t(8)
+        ),
         "integers": lambda: norm(rows, torch.ones(8, 64, dtype=torch.int32, device=device)),
     }
     for name, call in calls.items():
@@ -321,14 +323,14 @@ def test_raw_backward_checks_all_that_it_indexes(device):
         given = good | changes
         extras = _extras(residual=given.pop("dsum", None), scale=given.pop("scale", None), shift=given.pop("shift", None))
         dy, x, weight, bias, mean, rstd, var = given.values()
-        packed = _packed(definition or spec.layer_norm(1))
+        packed = _packed(definition or norms.layer_norm(1))
         return torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *packed, False, needs, var, *extras)
 
     back(), back(dsum=t(8, 64))
     for changes in (
         {"dy": t(4, 64)}, {"dy": t(8, 63)}, {"dy": t(512)}, {"dy": t(8, 64).half()}, {"dsum": t(8, 63)}, {"dsum": t(2)}, {"weight": t(63)},
         {"bias": t(1)}, {"mean": t(7)}, {"mean": None}, {"rstd": t(1)}, {"rstd": t(9)}, {"x": t(8, 65)}, {"x": t(9, 64)},
-        {"definition": spec.layer_norm(1, modulated=True), "scale": t(5)},
+        {"definition": norms.layer_norm(1, modulated=True), "scale": t(5)},
     ):  # fmt: skip
         for _ in range(2):
             with pytest.raises((ValueError, RuntimeError)):

@@ -16,9 +16,10 @@ import torch
 
 import onepass
 import onepass.functional as F
-from onepass import ops
-from onepass.bench import fuzz
-from onepass.cpu import build, native
+from benchmarks import fuzz
+from onepass.backends.c import build, launch, library
+from onepass.backends.c import problem as c_problem
+from onepass.dispatch import launchers
 
 HALVES = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler")
@@ -42,7 +43,7 @@ def works_by_torch(reason: str) -> None:
     x = torch.randn(16, 64)
     torch.testing.assert_close(F.layer_norm(x, (64,)), torch.nn.functional.layer_norm(x, (64,)))
     assert "forward   aten" in explained() and reason in explained()
-    assert reason in native.state()
+    assert reason in library.state()
 
 
 def test_no_compiler(own, monkeypatch):
@@ -83,20 +84,20 @@ def test_cache_that_others_can_write(own):
 
 def test_off(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "off")
-    assert "forward   aten" in explained() and "not native: ONEPASS_CPU=off" in explained()
+    assert "forward   aten" in explained() and "not c: ONEPASS_CPU=off" in explained()
     assert not (own / "cache").exists()
 
 
 def test_native_must_be(own, monkeypatch):
-    monkeypatch.setenv("ONEPASS_CPU", "native")
+    monkeypatch.setenv("ONEPASS_CPU", "c")
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(RuntimeError, match="ONEPASS_CPU=native, but there is no C compiler"):
+    with pytest.raises(RuntimeError, match="ONEPASS_CPU=c, but there is no C compiler"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
 def test_unknown_wish(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "fast")
-    with pytest.raises(ValueError, match="ONEPASS_CPU='fast', expected off, native, or nothing"):
+    with pytest.raises(ValueError, match="ONEPASS_CPU='fast', expected off, c, or nothing"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
@@ -104,7 +105,7 @@ def test_compiled_once_and_mended(own):
     """A library is compiled, found again, and, where its bytes are not those that were written, compiled anew."""
     F.layer_norm(torch.randn(4, 8), (8,))
     (path,) = (own / "cache").glob("*.so")
-    assert "forward   native" in explained() and str(path) in native.state()
+    assert "forward   c" in explained() and str(path) in library.state()
     written = path.stat().st_mtime_ns
     build.library.cache_clear()
     assert build.library()._name == str(path) and path.stat().st_mtime_ns == written
@@ -116,7 +117,7 @@ def test_compiled_once_and_mended(own):
 
 
 START = """
-import time, onepass.cpu.build as build
+import time, onepass.backends.c.build as build
 started = time.perf_counter()
 build.library()
 print(time.perf_counter() - started)
@@ -179,14 +180,14 @@ def test_threads_do_not_change_bits(threads, layout, dtype):
 def test_as_many_threads_as_torch(threads):
     for n in (1, 3, 2):
         threads(n)
-        assert native._library().threads() == n
+        assert library.load().threads() == n
 
 
 def _in_a_fork(queue, x) -> None:
     torch.use_deterministic_algorithms(False)  # else torch fills new memory, and
     torch.set_num_threads(4)  # with several threads, which no DataLoader asks for, its own kernels wait forever
     y = F.layer_norm(x, (256,))
-    queue.put((tuple(y.shape), native._library().threads(), "forked" in native.state()))
+    queue.put((tuple(y.shape), library.load().threads(), "forked" in library.state()))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -296,12 +297,10 @@ def test_large_and_small_share_a_buffer():
 
 @pytest.mark.parametrize("start", range(0, 240, 40))
 def test_random_problems(monkeypatch, start, threads):
-    monkeypatch.setattr(native, "_small", 0)
-    ops._ready.clear()
-    wrong = {
-        fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "native", i)) not in ("", "-")
-    }
-    ops._ready.clear()
+    monkeypatch.setattr(launch, "_small", 0)
+    launchers.known.clear()
+    wrong = {fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "c", i)) not in ("", "-")}
+    launchers.known.clear()
     assert not wrong
 
 
@@ -325,9 +324,9 @@ def test_sanitizers_find_nothing(tmp_path):
         "ASAN_OPTIONS": "detect_leaks=0",
         "CC": flags,
         "ONEPASS_CACHE": str(tmp_path),
-        "ONEPASS_CPU": "native",
+        "ONEPASS_CPU": "c",
     }
-    command = [sys.executable, "-m", "onepass.bench.fuzz", "--count", "60", "--seed", "3"]
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "60", "--seed", "3"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 
@@ -349,5 +348,5 @@ def test_time_of_a_call(threads):
 
 def test_structures_agree():
     """What native.py packs is as long as what the C structures are."""
-    assert len(native._pack_problem(*[0] * 20, 0.0, 0.0, *[0] * 16)) == 38 * 8
-    assert len(native._pack_tensors(*[0] * 20)) == 20 * ctypes.sizeof(ctypes.c_void_p)
+    assert len(c_problem.pack_problem(*[0] * 20, 0.0, 0.0, *[0] * 16)) == 38 * 8
+    assert len(c_problem.pack_tensors(*[0] * 20)) == 20 * ctypes.sizeof(ctypes.c_void_p)

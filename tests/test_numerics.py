@@ -7,20 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onepass
-from onepass import ops
-from onepass.bench import cases, oracle, verify
-from onepass.bench.cases import CASES, Case
-from onepass.device import describe
-from onepass.families import FAMILIES
-from onepass.spec import ACTIVATIONS, GRANULARITIES
+from onepass.core import problem
+from onepass.core.device import describe
+from onepass.core.spec import ACTIVATIONS, GRANULARITIES
+from onepass.dispatch import launchers
+from onepass.planning.registry import FAMILIES
+from onepass.verify import cases, matrix, oracle
+from onepass.verify.cases import CASES, Case
 
-DTYPES = [pytest.param(d, id=str(d).removeprefix("torch.")) for d in verify.DTYPES]
+DTYPES = [pytest.param(d, id=str(d).removeprefix("torch.")) for d in matrix.DTYPES]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_on_every_family(case, dtype):
-    cells = list(verify.verify([case], [dtype]))
+    cells = list(matrix.verify([case], [dtype]))
     assert [cell for cell in cells if not cell.ok] == []
     assert {cell.family for cell in cells} == {family.name for family in FAMILIES}
 
@@ -28,11 +29,11 @@ def test_every_case_on_every_family(case, dtype):
 def test_every_family_runs_somewhere(by_torch, monkeypatch):
     """Without the C kernels, and with them."""
     ran = {plan.family for case in CASES for plan in _plans(case)}
-    assert ran == set(CPU_FAMILIES) - {"native"}
+    assert ran == set(CPU_FAMILIES) - {"c"}
     monkeypatch.delenv("ONEPASS_CPU")
     describe.cache_clear()
     ran = {plan.family for case in CASES for plan in _plans(case)}
-    assert ran == ({"native", "reference"} if compiled() else set(CPU_FAMILIES) - {"native"})
+    assert ran == ({"c", "reference"} if compiled() else set(CPU_FAMILIES) - {"c"})
 
 
 def _plans(case: Case):
@@ -56,7 +57,7 @@ def test_no_worse_than_twice_torch(case, dtype):
             continue
         if name in ("dmean_weight", "dvar_weight"):  # two or three numbers, each a small difference of large sums
             continue
-        rounding = oracle.half_ulp(exact, mine.dtype).max() + 2 * torch.finfo(cases.accumulator(dtype)).eps * exact.abs().max()
+        rounding = oracle.half_ulp(exact, mine.dtype).max() + 2 * torch.finfo(problem.accumulator(dtype)).eps * exact.abs().max()
         assert (mine.double() - exact).abs().max() <= 2 * (other.double() - exact).abs().max() + rounding, name
 
 
@@ -95,14 +96,14 @@ def problems(draw):
         last=last,
         using_bn=using_bn,
     )
-    return case, draw(st.sampled_from(verify.DTYPES)), draw(st.integers(0, 1000))
+    return case, draw(st.sampled_from(matrix.DTYPES)), draw(st.integers(0, 1000))
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(problems())
 def test_random_problems(problem):
     case, dtype, seed = problem
-    bad = [cell for cell in verify.verify([case], [dtype], seed=seed) if not cell.ok]
+    bad = [cell for cell in matrix.verify([case], [dtype], seed=seed) if not cell.ok]
     assert bad == []
 
 
@@ -110,17 +111,17 @@ def test_random_problems(problem):
 def test_channels_last_group_norm_far_from_zero(layout):
     """mean = 10⁴·std in fp32: torch's channels-last kernel is off by 10³ and more."""
     case = Case("group_norm", (2, 64, 32, 32), layout, groups=8, init="shifted")
-    (cell,) = (c for c in verify.verify([case], [torch.float32]) if c.family == "formula")
+    (cell,) = (c for c in matrix.verify([case], [torch.float32]) if c.family == "blockwise")
     assert cell.forward is not None and cell.forward < 1 and cell.backward is not None and cell.backward < 1
 
 
 def test_blocks_and_merged_moments(monkeypatch):
     """Sets far larger than a block, so that moments are merged and gradients summed over many blocks."""
-    monkeypatch.setattr("onepass.cpu.formula.BLOCK", 64)
-    ops._ready.clear()
+    monkeypatch.setattr("onepass.backends.torch_ops.blockwise.BLOCK", 64)
+    launchers.known.clear()
     some = [case for case in CASES if 0 < torch.Size(case.shape).numel() < 30000]
-    bad = [cell for cell in verify.verify(some, [torch.float32, torch.bfloat16]) if cell.family == "formula" and not cell.ok]
-    ops._ready.clear()
+    bad = [cell for cell in matrix.verify(some, [torch.float32, torch.bfloat16]) if cell.family == "blockwise" and not cell.ok]
+    launchers.known.clear()
     assert bad == []
 
 

@@ -8,7 +8,7 @@ from test_patch import Block, Promoted, Residual, Upcast
 from torch import nn
 
 import onepass
-from onepass import graph
+from onepass.dispatch import compiled as compiled_graphs
 
 pytestmark = pytest.mark.gpu
 
@@ -66,9 +66,9 @@ def test_a_patched_model(make, inputs, dtype, autocast):
 @pytest.mark.parametrize("make, inputs", MODELS.values(), ids=MODELS.keys())
 def test_a_compiled_patched_model(make, inputs, monkeypatch):
     model = make().to("cuda", torch.bfloat16)
-    patched, merged, merge = copy.deepcopy(model), [], graph.merge
+    patched, merged, merge = copy.deepcopy(model), [], compiled_graphs.fuse_neighbours
     onepass.patch(patched)
-    monkeypatch.setattr(graph, "merge", lambda g: merged.append(merge(g)))
+    monkeypatch.setattr(compiled_graphs, "merge", lambda g: merged.append(merge(g)))
     torch._dynamo.reset()
     compiled = torch.compile(patched, fullgraph=True)
     no_further(model, [x.to("cuda", torch.bfloat16) for x in inputs()], compiled)

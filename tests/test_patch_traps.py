@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import onepass
 import onepass.functional as F
-from onepass import graph
+from onepass.dispatch import compiled as compiled_graphs
 
 X = torch.randn(2, 24, 5, 3)
 ROWS = torch.randn(2, 3, 24)
@@ -425,7 +425,7 @@ def merged(function, *args):
     counts = []
 
     def backend(module, _):
-        counts.append(graph.merge(module.graph))
+        counts.append(compiled_graphs.fuse_neighbours(module.graph))
         module.recompile()
         return module.forward
 

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 import onepass
-from onepass import ops, spec
-from onepass.bench.cases import lay_out
 from onepass.bench.suite import SUITE, problem_of
-from onepass.device import NO_TEAM_ON_AMD, Device
-from onepass.families import FAMILIES
-from onepass.plan import CannotForce, Options, plan
-from onepass.problem import Extras, bind
+from onepass.core import norms
+from onepass.core.device import NO_TEAM_ON_AMD, Device
+from onepass.core.operands import OptionalOperands
+from onepass.core.problem import bind
+from onepass.dispatch import call, launchers
+from onepass.planning.choose import plan
+from onepass.planning.options import CannotForce, Options
+from onepass.planning.registry import FAMILIES
+from onepass.verify.cases import lay_out
 
 CPU, GPU = Device("cpu"), Device("cuda", "any")
 
@@ -27,22 +30,22 @@ def _bind(definition, shape=(4, 8, 6, 6), layout="contiguous", dtype=torch.float
 @pytest.mark.parametrize(
     "problem, forward, backward",
     [
-        (_bind(spec.layer_norm(1)), "aten.rows", "aten.rows"),
-        (_bind(spec.layer_norm(1), layout="transposed"), "aten.rows", "aten.rows"),
-        (_bind(spec.layer_norm(1), dtype=torch.bfloat16), "aten.rows", "formula"),
-        (_bind(spec.rms_norm(1, 1e-6)), "aten.rows", "formula"),
-        (_bind(spec.group_norm(4)), "aten.row_groups", "aten.row_groups"),
-        (_bind(spec.group_norm(4), affine=False), "aten.rows", "aten.rows"),
-        (_bind(spec.group_norm(4), layout="channels_last"), "formula", "formula"),
-        (_bind(spec.instance_norm()), "aten.row_groups", "aten.row_groups"),
-        (_bind(spec.instance_norm(), track=True), "formula", "formula"),
-        (_bind(spec.batch_norm()), "aten.channels", "aten.channels"),
-        (_bind(spec.batch_norm(), dtype=torch.float16), "formula", "formula"),
-        (_bind(spec.batch_norm(), layout="channels_last"), "formula", "formula"),
-        (_bind(spec.batch_norm(), given=True), "aten.given", "formula"),
-        (_bind(spec.layer_norm2d()), "formula", "formula"),
-        (_bind(spec.layer_norm2d(), layout="channels_last"), "aten.rows", "aten.rows"),
-        (_bind(spec.layer_norm(1), shape=(0, 8)), "reference", "reference"),
+        (_bind(norms.layer_norm(1)), "aten.rows", "aten.rows"),
+        (_bind(norms.layer_norm(1), layout="transposed"), "aten.rows", "aten.rows"),
+        (_bind(norms.layer_norm(1), dtype=torch.bfloat16), "aten.rows", "blockwise"),
+        (_bind(norms.rms_norm(1, 1e-6)), "aten.rows", "blockwise"),
+        (_bind(norms.group_norm(4)), "aten.row_groups", "aten.row_groups"),
+        (_bind(norms.group_norm(4), affine=False), "aten.rows", "aten.rows"),
+        (_bind(norms.group_norm(4), layout="channels_last"), "blockwise", "blockwise"),
+        (_bind(norms.instance_norm()), "aten.row_groups", "aten.row_groups"),
+        (_bind(norms.instance_norm(), track=True), "blockwise", "blockwise"),
+        (_bind(norms.batch_norm()), "aten.channels", "aten.channels"),
+        (_bind(norms.batch_norm(), dtype=torch.float16), "blockwise", "blockwise"),
+        (_bind(norms.batch_norm(), layout="channels_last"), "blockwise", "blockwise"),
+        (_bind(norms.batch_norm(), given=True), "aten.given", "blockwise"),
+        (_bind(norms.layer_norm2d()), "blockwise", "blockwise"),
+        (_bind(norms.layer_norm2d(), layout="channels_last"), "aten.rows", "aten.rows"),
+        (_bind(norms.layer_norm(1), shape=(0, 8)), "reference", "reference"),
     ],
 )
 def test_the_plan(problem, forward, backward):
@@ -51,20 +54,20 @@ def test_the_plan(problem, forward, backward):
 
 
 def test_a_gpu_runs_what_is_proved_there():
-    chosen = plan(_bind(spec.layer_norm(1)), GPU)
-    assert chosen.family == "formula" and "on the CPU only" in dict(chosen.why_not)["aten"][0]
+    chosen = plan(_bind(norms.layer_norm(1)), GPU)
+    assert chosen.family == "blockwise" and "on the CPU only" in dict(chosen.why_not)["aten"][0]
 
 
 def test_problems_are_hashable_and_plans_pure():
-    one, two = _bind(spec.group_norm(2)), _bind(spec.group_norm(2))
+    one, two = _bind(norms.group_norm(2)), _bind(norms.group_norm(2))
     assert one == two and hash(one) == hash(two) and plan(one, CPU) == plan(two, CPU)
 
 
 def test_the_last_family_supports_everything():
     for device in (CPU, GPU):
         for layout in ("contiguous", "channels_last", "strided"):
-            assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), layout=layout), device, "backward") == []
-        assert FAMILIES[-1].unsupported(_bind(spec.group_norm(4), shape=(0, 8)), device, "backward") == []
+            assert FAMILIES[-1].unsupported(_bind(norms.group_norm(4), layout=layout), device, "backward") == []
+        assert FAMILIES[-1].unsupported(_bind(norms.group_norm(4), shape=(0, 8)), device, "backward") == []
 
 
 def test_force():
@@ -72,14 +75,14 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="'fast' is unknown; expected one of native, aten, row, tile, alone, ring, team, apply, row_reread, tile_reread, formula,",
+            match="'fast' is unknown; expected one of c, aten, row, tile, whole_set, ring, team, apply, row_reread, tile_reread, formula,",
         ),
         onepass.force("fast"),
     ):
         pass
     with onepass.force("aten"), pytest.raises(onepass.CannotForce, match="27000 times the error budget"):
         onepass.functional.group_norm(x, 4)
-    assert plan(_bind(spec.group_norm(4)), CPU, options=Options(family="reference")).family == "reference"
+    assert plan(_bind(norms.group_norm(4)), CPU, options=Options(family="reference")).family == "reference"
 
 
 def test_explain(by_torch):
@@ -136,22 +139,22 @@ MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AM
 @pytest.mark.parametrize(
     "problem, family, backward",
     [
-        (_bind(spec.layer_norm(1), (4096, 256)), "row", "row"),
-        (_bind(spec.layer_norm(1), (4096, 32768)), "row", "row_reread"),
-        (_bind(spec.layer_norm(1), (4096, 32769)), "row_reread", "row_reread"),
-        (_bind(spec.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
-        (_bind(spec.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
-        (_bind(spec.group_norm(32), (1, 128, 1024, 1024), "channels_last", torch.float16), "tile_reread", "tile_reread"),
-        (_bind(spec.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "alone", "tile"),
-        (_bind(spec.instance_norm(), (8, 64, 14, 14), "channels_last", torch.float16), "tile", "tile"),
-        (_bind(spec.instance_norm(), (8, 64, 56, 56)), "row", "row"),
-        (_bind(spec.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
-        (_bind(spec.batch_norm(), (64, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
-        (_bind(spec.batch_norm(), (64, 64, 56, 56), given=True), "apply", "apply"),
-        (_bind(spec.layer_norm2d(), (8, 96, 56, 56)), "tile", "tile"),
-        (_bind(spec.switchable_norm(True), (8, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
-        (_bind(spec.layer_norm(1), (64, 256), dtype=torch.float64), "formula", "formula"),
-        (_bind(spec.layer_norm(1), (0, 256)), "reference", "reference"),
+        (_bind(norms.layer_norm(1), (4096, 256)), "row", "row"),
+        (_bind(norms.layer_norm(1), (4096, 32768)), "row", "row_reread"),
+        (_bind(norms.layer_norm(1), (4096, 32769)), "row_reread", "row_reread"),
+        (_bind(norms.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
+        (_bind(norms.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
+        (_bind(norms.group_norm(32), (1, 128, 1024, 1024), "channels_last", torch.float16), "tile_reread", "tile_reread"),
+        (_bind(norms.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "whole_set", "tile"),
+        (_bind(norms.instance_norm(), (8, 64, 14, 14), "channels_last", torch.float16), "tile", "tile"),
+        (_bind(norms.instance_norm(), (8, 64, 56, 56)), "row", "row"),
+        (_bind(norms.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
+        (_bind(norms.batch_norm(), (64, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
+        (_bind(norms.batch_norm(), (64, 64, 56, 56), given=True), "apply", "apply"),
+        (_bind(norms.layer_norm2d(), (8, 96, 56, 56)), "tile", "tile"),
+        (_bind(norms.switchable_norm(True), (8, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
+        (_bind(norms.layer_norm(1), (64, 256), dtype=torch.float64), "blockwise", "blockwise"),
+        (_bind(norms.layer_norm(1), (0, 256)), "reference", "reference"),
     ],
 )
 def test_the_plan_on_a_gpu(problem, family, backward, device):
@@ -169,7 +172,7 @@ def test_what_is_launched(row, device):
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
         for block in (step.block_i, step.block_j, step.block_run):
             assert block & (block - 1) == 0
-        if step.kernel == "alone":
+        if step.kernel == "whole_set":
             assert step.parts_r == 1 or step.programs * step.warps * device.warp <= 512 * device.sms  # with 128 registers for each
             assert step.programs == step.teams * step.parts_r and step.teams <= step.units == w.total
             assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and w.run % step.block_j == 0
@@ -196,15 +199,15 @@ def test_what_is_launched(row, device):
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("shape", [(256,), (2**17,), (320, 8, 8), (640, 8, 16), (160, 64, 64), (320, 64, 64)])
 @pytest.mark.parametrize(
-    "device", [H200, replace(H200, no_team="alone"), PLAIN, MI300], ids=lambda device: device.name + device.no_team[:5]
+    "device", [H200, replace(H200, no_team="whole_set"), PLAIN, MI300], ids=lambda device: device.name + device.no_team[:5]
 )
 def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
     """The family and how a sample is cut are the same for one and for many, but for how many programs there are."""
 
     def cut(n: int):
-        definition = spec.layer_norm(1) if len(shape) == 1 else spec.group_norm(32)
+        definition = norms.layer_norm(1) if len(shape) == 1 else norms.group_norm(32)
         x = lay_out(torch.empty((n, *shape), dtype=torch.float16, device="meta"), layout if len(shape) > 1 else "contiguous", "meta")
-        problem = bind(definition, x, torch.empty(1), extras=Extras(residual=x if residual else None))
+        problem = bind(definition, x, torch.empty(1), extras=OptionalOperands(residual=x if residual else None))
         chosen = plan(problem, device, options=Options(invariant=True))
         bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
         return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.passes if p.reduce]
@@ -215,10 +218,10 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
 @pytest.mark.parametrize(
     "problem",
     [
-        _bind(spec.layer_norm(1), (2**22, 4)),
-        _bind(spec.batch_norm(), (1, 2**16), given=True),
-        _bind(spec.switchable_norm(True), (256, 2048, 7, 7)),
-        _bind(spec.rms_norm(1, 1e-6), (2**16, 3, 2)),
+        _bind(norms.layer_norm(1), (2**22, 4)),
+        _bind(norms.batch_norm(), (1, 2**16), given=True),
+        _bind(norms.switchable_norm(True), (256, 2048, 7, 7)),
+        _bind(norms.rms_norm(1, 1e-6), (2**16, 3, 2)),
     ],
 )
 def test_small_sets_share_programs(problem):
@@ -228,12 +231,12 @@ def test_small_sets_share_programs(problem):
 
 
 def test_a_long_row_fills_the_gpu():
-    for step in plan(_bind(spec.layer_norm(1), (1, 2**24)), H200).passes[::2]:
+    for step in plan(_bind(norms.layer_norm(1), (1, 2**24)), H200).passes[::2]:
         assert step.programs >= H200.sms
 
 
 def _diffusion(n, channels, side):
-    return _bind(spec.group_norm(32), (n, channels, side, side), "channels_last", torch.float16)
+    return _bind(norms.group_norm(32), (n, channels, side, side), "channels_last", torch.float16)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +254,8 @@ def test_teams_for_diffusion_models(problem, members):
 @pytest.mark.parametrize(
     "problem, family, members",
     [
-        *((_diffusion(2, 320, 64), "team", 8), (_diffusion(2, 1280, 32), "alone", 4), (_diffusion(2, 1920, 32), "alone", 4)),
-        *((_diffusion(2, 640, 32), "alone", 1), (_diffusion(2, 1280, 8), "alone", 1), (_diffusion(8, 1280, 16), "alone", 1)),
+        *((_diffusion(2, 320, 64), "team", 8), (_diffusion(2, 1280, 32), "whole_set", 4), (_diffusion(2, 1920, 32), "whole_set", 4)),
+        *((_diffusion(2, 640, 32), "whole_set", 1), (_diffusion(2, 1280, 8), "whole_set", 1), (_diffusion(8, 1280, 16), "whole_set", 1)),
         *((_diffusion(16, 320, 64), "tile_reread", 5), (_diffusion(2, 640, 64), "tile_reread", 13)),
     ],
     ids=lambda value: str(getattr(value, "shape", value)),
@@ -269,9 +272,9 @@ def test_the_fastest_for_diffusion_models(problem, family, members):
 @pytest.mark.parametrize("groups", [1, 3, 32])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_sets_alone_have_every_element(shape, dtype, groups, invariant, device):
-    problem = _bind(spec.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
+    problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
     try:
-        (step,) = plan(problem, device, options=Options("alone", invariant=invariant)).passes
+        (step,) = plan(problem, device, options=Options("whole_set", invariant=invariant)).passes
     except CannotForce as reason:
         assert "a set is one run" in str(reason) or "are more than programs keep that share one" in str(reason)
         return
@@ -287,7 +290,7 @@ def test_sets_alone_have_every_element(shape, dtype, groups, invariant, device):
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
     channels = shape[1] * groups
-    problem = _bind(spec.group_norm(groups), (shape[0], channels, *shape[2:]), "channels_last", dtype)
+    problem = _bind(norms.group_norm(groups), (shape[0], channels, *shape[2:]), "channels_last", dtype)
     try:
         (step,) = plan(problem, H200, options=Options("team", invariant=invariant)).passes
     except CannotForce as reason:
@@ -302,7 +305,7 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
 @pytest.mark.parametrize("shape", [(32, 512, 256, 256), (2, 512, 256, 256), (64, 512, 64, 64), (32, 256, 128, 128)])
 def test_a_ring_for_what_is_large(shape):
     """x stays in shared memory, several units at a time, on nearly all multiprocessors."""
-    problem = _bind(spec.group_norm(32), shape, "channels_last", torch.float16)
+    problem = _bind(norms.group_norm(32), shape, "channels_last", torch.float16)
     chosen = plan(problem, H200)
     (step,) = chosen.passes
     assert chosen.family == "ring" and step.resident and step.programs >= 0.9 * H200.sms
@@ -316,7 +319,7 @@ def test_a_ring_for_what_is_large(shape):
 @pytest.mark.parametrize("groups", [1, 4, 32])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
-    problem = _bind(spec.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
+    problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
     try:
         (step,) = plan(problem, H200, options=Options("ring", invariant=invariant)).passes
     except CannotForce as reason:
@@ -337,13 +340,13 @@ def test_without_teams():
 
 def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     """What compiling shows is a reason like any other: the call runs, and explain says why."""
-    forward = pytest.importorskip("onepass.kernels.forward")
-    monkeypatch.setattr(ops, "describe", lambda device: H200)
+    forward = pytest.importorskip("onepass.backends.gpu.forward")
+    monkeypatch.setattr(call, "describe", lambda device: H200)
     monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.family == "team" else "")
-    chosen, device = ops._settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
+    chosen, device = launchers.settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
     assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")
     monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.passes[0].parts_r > 1 else "")
-    chosen, device = ops._settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
-    assert chosen.family not in ("alone", "team") and device.no_team == "too many programs"
+    chosen, device = launchers.settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
+    assert chosen.family not in ("whole_set", "team") and device.no_team == "too many programs"
     with pytest.raises(CannotForce, match="programs keep that share one: too many programs"):
-        ops._settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("alone"))
+        launchers.settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))

@@ -22,5 +22,5 @@ def test_the_committed_table(tmp_path):
     for line, known in zip(here, committed, strict=True):
         assert {key: line[key] for key in ("target", "kernel", "row")} == {key: known[key] for key in ("target", "kernel", "row")}
         assert known["triton"] != line["triton"] or abs(line["registers"] - known["registers"]) <= 8, (
-            "run `python -m onepass.bench.resources` and look at the difference"
+            "run `python -m benchmarks.resources` and look at the difference"
         )

@@ -14,10 +14,11 @@ import torch
 pytest.importorskip("triton")
 
 import onepass
-from onepass.bench import ring_stress
-from onepass.bench.resources import TARGETS
-from onepass.bench.ring_stress import FENCES, HANDOVERS, SHAPES, Cell, Tally
-from onepass.kernels import forward
+from benchmarks import ring_stress
+from benchmarks.resources import TARGETS
+from benchmarks.ring_stress import FENCES, HANDOVERS, SHAPES, Cell, Tally
+from onepass.backends.gpu import forward
+from onepass.core import device
 
 H200 = TARGETS["sm_90"][1]
 KERNELS = Path(onepass.__file__).parent / "kernels"
@@ -149,7 +150,7 @@ def images():
     made: dict[str, ring_stress.Images] = {}
 
     def image(name: str) -> ring_stress.Images:
-        return made.setdefault(name, ring_stress.Images(name, ring_stress.describe(torch.device("cuda"))))
+        return made.setdefault(name, ring_stress.Images(name, device.describe(torch.device("cuda"))))
 
     return image
 

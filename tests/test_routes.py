@@ -10,10 +10,11 @@ from torch.testing import assert_close
 
 import onepass
 import onepass.functional as O
-from onepass import ops, spec
-from onepass.bench import composed
-from onepass.bench.cases import lay_out
-from onepass.problem import NONE, Extras
+from onepass.core import norms
+from onepass.core.operands import NO_OPTIONAL, OptionalOperands
+from onepass.dispatch import launchers, route
+from onepass.verify import composed
+from onepass.verify.cases import lay_out
 
 C = 8
 
@@ -188,14 +189,14 @@ def _inputs_fixed():
 
 
 SPECS = [
-    (spec.layer_norm(2, granularity="channel", weight_offset=1.0, activation="gelu"), (5,)),
-    (spec.group_norm(2, channel_dim=-1, activation="silu"), (6,)),
-    (spec.layer_norm(2), (5, 6)),
-    (spec.rms_norm(1, 1e-6), (6,)),
-    (spec.group_norm(2), (C,)),
-    (spec.instance_norm(), (C,)),
-    (spec.batch_norm(), (C,)),
-    (spec.layer_norm2d(), (C,)),
+    (norms.layer_norm(2, granularity="channel", weight_offset=1.0, activation="gelu"), (5,)),
+    (norms.group_norm(2, channel_dim=-1, activation="silu"), (6,)),
+    (norms.layer_norm(2), (5, 6)),
+    (norms.rms_norm(1, 1e-6), (6,)),
+    (norms.group_norm(2), (C,)),
+    (norms.instance_norm(), (C,)),
+    (norms.batch_norm(), (C,)),
+    (norms.layer_norm2d(), (C,)),
 ]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -208,7 +209,7 @@ def test_opcheck_every_op_and_dtype(definition, params, dtype):
 
 @pytest.mark.parametrize("layout, given", [("channels_last", False), ("strided", False), ("contiguous", True)])
 def test_opcheck_layouts_and_given_statistics(layout, given):
-    _opcheck(spec.batch_norm(), (C,), torch.bfloat16, layout, given)
+    _opcheck(norms.batch_norm(), (C,), torch.bfloat16, layout, given)
 
 
 def _opcheck(definition, params, dtype, layout, given):
@@ -218,12 +219,12 @@ def _opcheck(definition, params, dtype, layout, given):
     stats = [torch.rand(definition.kept_shape(x.shape), dtype=dtype) + 1 for _ in range(2)] if given else [None, None]
     packed = definition.pack()
     track = definition.centered and not given
-    torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, track, *NONE))
+    torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, *stats, *packed, track, *NO_OPTIONAL))
     with torch.no_grad():
-        y, mean, rstd, *_ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False, *NONE)
+        y, mean, rstd, *_ = torch.ops.onepass.norm(x, weight, bias, *stats, *packed, False, *NO_OPTIONAL)
     mean = stats[0] if given else mean if definition.centered else None
     operands = [None if t is None else t.detach() for t in (torch.randn_like(y), x, weight, bias, mean, rstd)]
-    arguments = (*operands, *packed, given, [True, True, bias is not None], None, *NONE)
+    arguments = (*operands, *packed, given, [True, True, bias is not None], None, *NO_OPTIONAL)
     torch.library.opcheck(torch.ops.onepass.norm_backward.default, arguments, test_utils=["test_schema", "test_faketensor"])
 
 
@@ -235,9 +236,9 @@ def test_opcheck_residual_modulation_and_mixture(dtype, layout):
     scale, shift = (torch.randn(4, C, dtype=dtype, requires_grad=True) for _ in range(2))
     shares = [torch.rand(3, requires_grad=True) for _ in range(2)]
     running = torch.randn(C), torch.rand(C) + 1
-    modulated = spec.group_norm(4, modulated=True, activation="silu"), Extras(residual, scale, shift)
-    mixed = spec.switchable_norm(True), Extras(None, None, None, *shares)
-    evaluated = spec.switchable_norm(True, modulated=True), Extras(None, scale, shift, *shares, *running)
+    modulated = norms.group_norm(4, modulated=True, activation="silu"), OptionalOperands(residual, scale, shift)
+    mixed = norms.switchable_norm(True), OptionalOperands(None, None, None, *shares)
+    evaluated = norms.switchable_norm(True, modulated=True), OptionalOperands(None, scale, shift, *shares, *running)
     for definition, extras in (modulated, mixed, evaluated):
         torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, None, None, *definition.pack(), True, *extras))
         with torch.no_grad():
@@ -351,12 +352,12 @@ def test_fx_proxies():
 
 def test_routes_are_the_ones_decided():
     x = torch.randn(2, C)
-    assert ops.route(x) is ops.DIRECT
+    assert route.route(x) is route.DIRECT
     seen = []
-    torch.func.grad(lambda x: (seen.append(ops.route(x)), x.sum())[1])(x)
+    torch.func.grad(lambda x: (seen.append(route.route(x)), x.sum())[1])(x)
     with forward_ad.dual_level():
-        seen.append(ops.route(x))
-    assert seen == [ops.REFERENCE, ops.REFERENCE]
+        seen.append(route.route(x))
+    assert seen == [route.REFERENCE, route.REFERENCE]
 
 
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
@@ -393,9 +394,9 @@ def test_meta_tensors(name):
 
 
 def test_shapes_do_not_pile_up():
-    for n in range(ops._MOST + 10):
+    for n in range(launchers._MOST + 10):
         O.layer_norm(torch.empty(1, n + 1), (n + 1,))
-    assert len(ops._ready) <= ops._MOST
+    assert len(launchers.known) <= launchers._MOST
 
 
 def test_threads_and_nested_force():
@@ -407,11 +408,11 @@ def test_threads_and_nested_force():
     def other():
         found.append(str(onepass.explain(O.layer_norm, x, (C,)).forward))
 
-    with onepass.force("formula"):
+    with onepass.force("blockwise"):
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
         with onepass.force(None):
             other()
         other()
-    assert found == [planned, planned, "formula"] and planned != "formula"
+    assert found == [planned, planned, "blockwise"] and planned != "blockwise"

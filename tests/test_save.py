@@ -19,10 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import onepass
 import onepass.functional as O
-from onepass import nn, spec
-from onepass.bench import cases, oracle, verify
-from onepass.bench.cases import Case
-from onepass.problem import NONE, bind
+from onepass import nn
+from onepass.core import norms, spec
+from onepass.core.operands import NO_OPTIONAL
+from onepass.core.problem import bind
+from onepass.verify import cases, matrix, oracle
+from onepass.verify.cases import Case
 
 BASE = {
     "layer_norm": {"shape": (3, 4, 2, 6)},
@@ -65,10 +67,10 @@ def test_gradients_keep_the_predicted_error(op, layout):
     which += [replace(base, evaluate=True), replace(base, running=True)] if op in ("instance_norm", "batch_norm") else []
     which += [replace(base, offset=1.0, wide=True), replace(base, rank=3)] if op in ("layer_norm", "rms_norm") else []
     which += [replace(base, rank=3, granularity=g) for g in ("channel", "global")] if op == "layer_norm" else []
-    cells = list(verify.verify(which))
+    cells = list(matrix.verify(which))
     assert [cell for cell in cells if not cell.ok] == []
     ran = {cell.family for cell in cells if cell.backward is not None}
-    viewed = {"native", "formula", "reference"} if compiled() else {"formula", "reference"}
+    viewed = {"c", "blockwise", "reference"} if compiled() else {"blockwise", "reference"}
     assert ran == ({"reference"} if (op, layout) == ("group_norm", "reversed") else viewed)  # that one has no view
 
 
@@ -170,7 +172,7 @@ def test_hooks_may_lay_out_a_sum_anew():
 
 
 @pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("family", ["formula", "reference"])
+@pytest.mark.parametrize("family", ["blockwise", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_zero_weight_gives_nan(dtype, family, routed):
     """Nothing is known of x there: its gradients are NaN, as are those of the set that needs it. All others are as ever."""
@@ -229,7 +231,7 @@ def test_refused(make):
 def test_a_spec_refuses_what_has_no_way_back():
     for clauses in ({"activation": "silu"}, {"mix": "n"}):
         with pytest.raises(ValueError, match="from_y=True has no way back"):
-            spec.instance_norm(from_y=True, **clauses)
+            norms.instance_norm(from_y=True, **clauses)
 
 
 @pytest.mark.parametrize("routed", [False, True])
@@ -324,8 +326,8 @@ def test_compile_whole_and_save_y(memory_format):
 def test_opcheck(layout, dtype):
     x = cases.lay_out(X.to(dtype), layout).requires_grad_()
     weight, bias = (torch.randn(6, dtype=dtype, requires_grad=True) for _ in range(2))
-    definition = spec.group_norm(3, modulated=True, from_y=True)
-    extras = NONE._replace(scale=torch.randn(2, 6, dtype=dtype, requires_grad=True))
+    definition = norms.group_norm(3, modulated=True, from_y=True)
+    extras = NO_OPTIONAL._replace(scale=torch.randn(2, 6, dtype=dtype, requires_grad=True))
     assert spec.NormSpec.unpack(*definition.pack()) == definition
     torch.library.opcheck(torch.ops.onepass.norm.default, (x, weight, bias, None, None, *definition.pack(), False, *extras))
     y, _, rstd, *_ = torch.ops.onepass.norm(x, weight, bias, None, None, *definition.pack(), False, *extras)
@@ -337,13 +339,13 @@ def test_opcheck(layout, dtype):
 def test_a_backward_sees_y_where_x_was():
     """A slice of a wider tensor: the problem of the backward is about y, which is dense."""
     x = torch.randn(4, 3, 16)[..., :8]
-    problem = bind(spec.layer_norm(1, from_y=True), x)
-    back = problem.seen("backward")
-    assert problem.from_y and back.from_y and problem.seen("forward") is problem
+    problem = bind(norms.layer_norm(1, from_y=True), x)
+    back = problem.for_direction("backward")
+    assert problem.from_y and back.from_y and problem.for_direction("forward") is problem
     assert back.x == back.y == problem.y != problem.x and back.stride == back.y_stride == (24, 8, 1)
-    copied = bind(spec.group_norm(2, from_y=True), torch.randn(2, 4, 3, 10)[..., ::2])
-    assert copied.copied and not copied.seen("backward").copied
-    assert not bind(spec.layer_norm(1), x).from_y
+    copied = bind(norms.group_norm(2, from_y=True), torch.randn(2, 4, 3, 10)[..., ::2])
+    assert copied.copied and not copied.for_direction("backward").copied
+    assert not bind(norms.layer_norm(1), x).from_y
 
 
 def test_explain_says_so():

@@ -45,7 +45,7 @@ class Paper(torch.nn.Module):
         return (x_hat * self.weight.view(1, c, 1) + self.bias.view(1, c, 1)).view(n, c, h, w)
 
 
-@pytest.mark.parametrize("family", [None, "formula", "reference"])
+@pytest.mark.parametrize("family", [None, "blockwise", "reference"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_equals_the_paper(layout, family):
     paper = Paper().double()
@@ -67,7 +67,7 @@ def test_equals_the_paper(layout, family):
 ONE = torch.eye(3) * 1e4  # logits that leave one norm alone
 
 
-@pytest.mark.parametrize("family", ["formula", "reference"])
+@pytest.mark.parametrize("family", ["blockwise", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_pushed_to_one_norm_equals_it(dtype, family):
     x = (torch.randn(4, C, 5, 7, dtype=dtype) + 1).requires_grad_()
@@ -160,20 +160,20 @@ def test_statistics():
 
 def test_one_reduce_and_one_apply(monkeypatch):
     """Moments of x are taken once, whatever is mixed."""
-    from onepass import ops
-    from onepass.cpu import formula
+    from onepass.backends.torch_ops import blockwise as formula
+    from onepass.dispatch import call as ops
 
     seen = []
     monkeypatch.setattr(formula, "moments", lambda x, *args, original=formula.moments: (seen.append(x.numel()), original(x, *args))[1])
     ops._ready.clear()
     x = torch.randn(4, C, 5)
-    with onepass.force("formula"):
+    with onepass.force("blockwise"):
         O.switchable_norm(x, torch.zeros(3), torch.zeros(3), training=True)
     assert seen == [x.numel()]
 
 
 def test_explain_says_what_is_mixed():
     text = str(onepass.explain(O.switchable_norm, torch.randn(4, C, 5), torch.zeros(3), torch.zeros(3), training=True))
-    assert "formula" in text and "mixes the statistics" in text and "(given)" not in text
+    assert "blockwise" in text and "mixes the statistics" in text and "(given)" not in text
     evaluated = str(onepass.explain(onepass.nn.SwitchableNorm1d(C).eval(), torch.randn(4, C, 5)))
     assert "of the set alone, of all sets along c, of all sets along n (given)" in evaluated

@@ -5,9 +5,9 @@ import torch
 from torch.testing import assert_close
 
 import onepass
-from onepass import ops
-from onepass.bench.cases import lay_out
-from onepass.spec import NormSpec
+from onepass.core.spec import NormSpec
+from onepass.dispatch import call, launchers
+from onepass.verify.cases import lay_out
 
 GROUPS = 3
 PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
@@ -18,7 +18,7 @@ def _paired(x, weight, bias):
 
 
 def paired_group_norm(x, weight, bias):
-    return ops.norm(_paired, (), x, weight, bias)
+    return call.normalize(_paired, (), x, weight, bias)
 
 
 def definition(x, weight, bias):
@@ -31,7 +31,7 @@ def definition(x, weight, bias):
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed"])
-@pytest.mark.parametrize("family", ["formula", "reference"])
+@pytest.mark.parametrize("family", ["blockwise", "reference"])
 def test_matches_its_definition(family, layout):
     x = lay_out(torch.randn(6, 12, 4, 5, dtype=torch.float64), layout).requires_grad_()
     weight, bias = (torch.randn(12, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -55,9 +55,9 @@ def test_second_derivative_compile_and_explain():
 def test_planned_once():
     x = torch.randn(4, 6, 2)
     paired_group_norm(x, None, None)
-    kinds = len(ops._ready)
+    kinds = len(launchers.known)
     paired_group_norm(x, None, None)
-    assert len(ops._ready) == kinds
+    assert len(launchers.known) == kinds
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onepass import spec
-from onepass.bench import picture
-from onepass.bench.cases import lay_out
-from onepass.problem import NormProblem, ParamMap, View, bind
+from onepass.cli import picture
+from onepass.core import norms, spec
+from onepass.core.problem import NormProblem, bind
+from onepass.core.view import ParamMap, View
+from onepass.verify.cases import lay_out
 
 
 def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of, modulation_of=lambda index: 0) -> NormProblem:
@@ -45,15 +46,15 @@ def _norms(shape: tuple[int, ...], groups: int):
     """Each norm with its definition written out on indices of x."""
     _n, c, *_rest = shape
     width = c // groups
-    yield spec.group_norm(groups), lambda i: (i[0], i[1] // width), lambda i: i[1]
-    yield spec.instance_norm(), lambda i: i[:2], lambda i: i[1]
-    yield spec.batch_norm(), lambda i: i[1], lambda i: i[1]
-    yield spec.layer_norm2d(), lambda i: (i[0], i[2:]), lambda i: i[1]
+    yield norms.group_norm(groups), lambda i: (i[0], i[1] // width), lambda i: i[1]
+    yield norms.instance_norm(), lambda i: i[:2], lambda i: i[1]
+    yield norms.batch_norm(), lambda i: i[1], lambda i: i[1]
+    yield norms.layer_norm2d(), lambda i: (i[0], i[2:]), lambda i: i[1]
     for rank in range(1, len(shape) + 1):
         tail = shape[-rank:]
         flat = lambda i, tail=tail, rank=rank: int(torch.tensor([0]) + sum(v * _step(tail, k) for k, v in enumerate(i[-rank:])))  # noqa: E731
-        yield spec.layer_norm(rank), lambda i, rank=rank: i[: len(i) - rank], flat
-        yield spec.rms_norm(rank, 1e-6), lambda i, rank=rank: i[: len(i) - rank], flat
+        yield norms.layer_norm(rank), lambda i, rank=rank: i[: len(i) - rank], flat
+        yield norms.rms_norm(rank, 1e-6), lambda i, rank=rank: i[: len(i) - rank], flat
 
 
 def _step(shape: tuple[int, ...], k: int) -> int:
@@ -95,22 +96,22 @@ def _extended(shape: tuple[int, ...], groups: int):
     """Norms beyond torch's: channels last, modulated, with coarser parameters; definition, set, parameter, modulation."""
     _, *positions, c = shape
     width = c // groups
-    yield spec.group_norm(groups, channel_dim=-1), lambda i: (i[0], i[-1] // width), lambda i: i[-1], lambda i: 0
-    yield spec.instance_norm(channel_dim=-1), lambda i: (i[0], i[-1]), lambda i: i[-1], lambda i: 0
-    yield spec.batch_norm(channel_dim=-1), lambda i: i[-1], lambda i: i[-1], lambda i: 0
+    yield norms.group_norm(groups, channel_dim=-1), lambda i: (i[0], i[-1] // width), lambda i: i[-1], lambda i: 0
+    yield norms.instance_norm(channel_dim=-1), lambda i: (i[0], i[-1]), lambda i: i[-1], lambda i: 0
+    yield norms.batch_norm(channel_dim=-1), lambda i: i[-1], lambda i: i[-1], lambda i: 0
     per_sample = lambda i: i[0] * c + i[-1]  # noqa: E731
-    yield spec.group_norm(groups, channel_dim=-1, modulated=True), lambda i: (i[0], i[-1] // width), lambda i: i[-1], per_sample
-    yield spec.instance_norm(channel_dim=-1, modulated=True), lambda i: (i[0], i[-1]), lambda i: i[-1], per_sample
-    yield spec.layer_norm(1, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
-    yield spec.rms_norm(1, 1e-6, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
+    yield norms.group_norm(groups, channel_dim=-1, modulated=True), lambda i: (i[0], i[-1] // width), lambda i: i[-1], per_sample
+    yield norms.instance_norm(channel_dim=-1, modulated=True), lambda i: (i[0], i[-1]), lambda i: i[-1], per_sample
+    yield norms.layer_norm(1, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
+    yield norms.rms_norm(1, 1e-6, modulated=True), lambda i: i[:-1], lambda i: i[-1], per_sample
     if positions:
         first = positions[0]
         rank = len(shape) - 1
-        yield spec.layer_norm(rank, granularity="channel"), lambda i: i[0], lambda i: i[1], lambda i: 0
-        yield spec.layer_norm(rank, granularity="global"), lambda i: i[0], lambda i: 0, lambda i: 0
+        yield norms.layer_norm(rank, granularity="channel"), lambda i: i[0], lambda i: i[1], lambda i: 0
+        yield norms.layer_norm(rank, granularity="global"), lambda i: i[0], lambda i: 0, lambda i: 0
         by_channel = lambda i: i[0] * first + i[1]  # noqa: E731
-        yield spec.layer_norm(rank, granularity="channel", modulated=True), lambda i: i[0], lambda i: i[1], by_channel
-        yield spec.layer_norm2d(modulated=True), lambda i: (i[0], i[2:]), lambda i: i[1], by_channel
+        yield norms.layer_norm(rank, granularity="channel", modulated=True), lambda i: i[0], lambda i: i[1], by_channel
+        yield norms.layer_norm2d(modulated=True), lambda i: (i[0], i[2:]), lambda i: i[1], by_channel
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded"])
@@ -129,21 +130,21 @@ def _rows():
     n, c, size, g = 2, 6, 12, 3
     k = c // g
     nchw, nhwc = "contiguous", "channels_last"
-    yield spec.group_norm(g), nchw, (n * g, 1, 1, k * size), ParamMap(1, g, k, 0, 0, size, 1)
-    yield spec.group_norm(g), nhwc, (n, size, g, k), ParamMap(1, 1, 0, 0, k, 1, 1)
-    yield spec.instance_norm(), nchw, (n * c, 1, 1, size), ParamMap(1, c, 1, 0, 0, 1, 0)
-    yield spec.instance_norm(), nhwc, (n, size, c, 1), ParamMap(1, 1, 0, 0, 1, 1, 0)
-    yield spec.batch_norm(), nchw, (1, n, c, size), ParamMap(1, 1, 0, 0, 1, 1, 0)
-    yield spec.batch_norm(), nhwc, (1, n * size, c, 1), ParamMap(1, 1, 0, 0, 1, 1, 0)
-    yield spec.layer_norm2d(), nchw, (n, c, size, 1), ParamMap(1, 1, 0, 1, 0, 1, 0)
-    yield spec.layer_norm2d(), nhwc, (n * size, 1, 1, c), ParamMap(1, 1, 0, 0, 0, 1, 1)
-    yield spec.layer_norm(2), nhwc, (n, size, c, 1), ParamMap(1, 1, 0, 1, 0, 1, 0)
-    yield spec.layer_norm(3), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 1)
-    yield spec.layer_norm(3), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 1, 0, 1, size)
-    yield spec.layer_norm(3, granularity="channel"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, size, 1)
-    yield spec.layer_norm(3, granularity="channel"), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 0, 0, 1, 1)
-    yield spec.layer_norm(3, granularity="global"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
-    yield spec.layer_norm(3, granularity="global"), nhwc, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
+    yield norms.group_norm(g), nchw, (n * g, 1, 1, k * size), ParamMap(1, g, k, 0, 0, size, 1)
+    yield norms.group_norm(g), nhwc, (n, size, g, k), ParamMap(1, 1, 0, 0, k, 1, 1)
+    yield norms.instance_norm(), nchw, (n * c, 1, 1, size), ParamMap(1, c, 1, 0, 0, 1, 0)
+    yield norms.instance_norm(), nhwc, (n, size, c, 1), ParamMap(1, 1, 0, 0, 1, 1, 0)
+    yield norms.batch_norm(), nchw, (1, n, c, size), ParamMap(1, 1, 0, 0, 1, 1, 0)
+    yield norms.batch_norm(), nhwc, (1, n * size, c, 1), ParamMap(1, 1, 0, 0, 1, 1, 0)
+    yield norms.layer_norm2d(), nchw, (n, c, size, 1), ParamMap(1, 1, 0, 1, 0, 1, 0)
+    yield norms.layer_norm2d(), nhwc, (n * size, 1, 1, c), ParamMap(1, 1, 0, 0, 0, 1, 1)
+    yield norms.layer_norm(2), nhwc, (n, size, c, 1), ParamMap(1, 1, 0, 1, 0, 1, 0)
+    yield norms.layer_norm(3), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 1)
+    yield norms.layer_norm(3), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 1, 0, 1, size)
+    yield norms.layer_norm(3, granularity="channel"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, size, 1)
+    yield norms.layer_norm(3, granularity="channel"), nhwc, (n, size, 1, c), ParamMap(1, 1, 0, 0, 0, 1, 1)
+    yield norms.layer_norm(3, granularity="global"), nchw, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
+    yield norms.layer_norm(3, granularity="global"), nhwc, (n, 1, 1, c * size), ParamMap(1, 1, 0, 0, 0, 1, 0)
 
 
 @pytest.mark.parametrize("definition, layout, sizes, param", list(_rows()))
@@ -154,25 +155,25 @@ def test_the_table(definition, layout, sizes, param):
 
 
 def test_modulation_is_a_second_map():
-    problem = bind(spec.layer_norm(1, modulated=True), torch.empty(2, 7, 5))
+    problem = bind(norms.layer_norm(1, modulated=True), torch.empty(2, 7, 5))
     assert problem.x is not None and problem.x.sizes == (14, 1, 1, 5)
     assert problem.param == ParamMap(1, 1, 0, 0, 0, 1, 1) and problem.modulation == ParamMap(7, 2, 5, 0, 0, 1, 1)
 
 
 def test_heads_of_a_fused_projection_need_no_copy():
     qkv = torch.empty(5, 3 * 4 * 8)
-    problem = bind(spec.rms_norm(1, 1e-6), qkv[:, 32:64].view(5, 4, 8))
+    problem = bind(norms.rms_norm(1, 1e-6), qkv[:, 32:64].view(5, 4, 8))
     assert problem.x == View(5, 1, 4, 8, strides=(96, 0, 8, 1)) and not problem.copied
 
 
 def test_copies_are_said():
     x = torch.empty(4, 6, 5, 8)[..., ::2]
-    problem = bind(spec.batch_norm(), x)
+    problem = bind(norms.batch_norm(), x)
     assert problem.x is not None and "no four-axis view of strides" in problem.copied
 
 
 def test_min_bytes():
-    problem = bind(spec.layer_norm(1), torch.empty(10, 8, dtype=torch.float16), torch.empty(8), torch.empty(8))
+    problem = bind(norms.layer_norm(1), torch.empty(10, 8, dtype=torch.float16), torch.empty(8), torch.empty(8))
     assert problem.min_bytes("forward") == 2 * 10 * 8 * 2 + 2 * 8 * 4
     assert problem.min_bytes("backward") == 3 * 10 * 8 * 2 + 2 * 8 * 4
 

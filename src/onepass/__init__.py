@@ -3,18 +3,37 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import functional, nn
-from .plan import CannotForce, batch_invariant, explain, force
-
 if TYPE_CHECKING:
-    from .patching import patch, register, unpatch
+    from onepass import functional, nn
+    from onepass.patching import patch, register, unpatch
+    from onepass.planning.explain import explain
+    from onepass.planning.options import CannotForce, batch_invariant, force
 
 __version__ = "0.1.0"
 __all__ = ["CannotForce", "__version__", "batch_invariant", "explain", "force", "functional", "nn", "patch", "register", "unpatch"]
 
+# Public names, and the modules they are imported from on first use.
+_HOME = {
+    "functional": "onepass.functional",
+    "nn": "onepass.nn",
+    "explain": "onepass.planning.explain",
+    "CannotForce": "onepass.planning.options",
+    "batch_invariant": "onepass.planning.options",
+    "force": "onepass.planning.options",
+    "patch": "onepass.patching",
+    "register": "onepass.patching",
+    "unpatch": "onepass.patching",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """patch, register and unpatch come from a package that is imported on first use: reading other people's code takes much of ours."""
-    if name in ("patch", "register", "unpatch"):
-        return getattr(import_module(".patching", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_HOME[name])
+    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

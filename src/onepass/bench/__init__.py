@@ -1,1 +1,1 @@
-"""Cases, oracles and timing, for the tests, the command line and the benchmarks. Stands outside: nothing in the library imports it."""
+"""What `onepass bench` needs: rows, providers, timing, results."""

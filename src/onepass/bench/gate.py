@@ -8,12 +8,16 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from . import cases, oracle
-from .cases import Case, Operands, Output
-from .oracle import Outcome
+from onepass.verify import cases, oracle
+from onepass.verify.cases import Case, Operands, Output
+from onepass.verify.oracle import Outcome
 
 SLICE = 2**24  # elements at a time; the oracle and its budget need about 200 bytes for each, 350 with gradients
+
+
 PER_SAMPLE = ("x", "residual", "scale", "shift")
+
+
 SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))  # the other parts are sums over all samples
 
 

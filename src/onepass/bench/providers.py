@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from . import cases
-from .cases import Case, Operands, Output
+from onepass.verify import cases
+from onepass.verify.cases import Case, Operands, Output
 
 Provider = Callable[[Case, Operands], Callable[[], Output]]
 
@@ -32,4 +32,6 @@ def _compiled(case: Case, t: Operands) -> Callable[[], Output]:
 
 
 OURS = "onepass"
+
+
 PROVIDERS: dict[str, Provider] = {OURS: cases.bound, "torch": _torch, "torch.compile": _compiled}

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .. import __version__
-from ..device import describe
+from onepass import __version__
+from onepass.core.device import describe
 
 Record = dict[str, Any]
 

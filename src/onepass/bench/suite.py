@@ -9,12 +9,16 @@ from typing import Any, Literal
 
 import torch
 
-from ..problem import Extras, NormProblem, bind
-from . import cases
-from .cases import Case, lay_out
+from onepass.core.operands import OptionalOperands
+from onepass.core.problem import NormProblem, bind
+from onepass.verify import cases
+from onepass.verify.cases import Case, lay_out
+
 from .record import dtype_name
 
 Unit = Literal["fraction", "us"]
+
+
 Direction = Literal["forward", "backward"]
 
 
@@ -80,13 +84,28 @@ _back = partial(_row, direction="backward")
 
 
 _FP16, _BF16 = torch.float16, torch.bfloat16
+
+
 _NCHW, _NHWC = "contiguous", "channels_last"
+
+
 _SILU: dict[str, Any] = {"groups": 32, "activation": "silu"}
+
+
 _IMAGES = ("256x512x28x28", "64x64x112x112")
+
+
 _LARGE = {"32x512x256x256": 0.78, "8x512x256x256": 0.75, "2x512x256x256": 0.75, "1x128x1024x1024": 0.62, "2x128x512x512": 0.62}
+
+
 _BETWEEN = ("64x512x64x64", "32x256x128x128")
+
+
 _MICROSECONDS = {"16x320x64x64": 36, "2x320x64x64": 11, "2x1280x32x32": 9, "8x1280x16x16": 8}
+
+
 _LONG = {"4096x32768": 0.75, "2048x65536": 0.75, "1024x131072": 0.70, "512x262144": 0.62}
+
 
 SUITE = (
     *(_row("layer_norm", shape, _BF16, 0.93) for shape in ("32768x1024", "32768x4096", "16384x8192", "8192x16384")),
@@ -115,9 +134,15 @@ SUITE = (
     _row("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
 )
 
+
 _WIDE = ("32768x4096", "16384x8192", "8192x16384")
+
+
 _ROWS = {"32768x1024": 0.80, "65536x256": 0.70, "1000000x64": 0.60, "4096x32768": 0.60, "1024x131072": 0.60}
+
+
 _DECODER = ("8x512x256x256", "8x256x128x128")
+
 
 BACKWARD_SUITE = (
     *(_back(op, shape, _BF16, 0.85) for op in ("layer_norm", "rms_norm") for shape in _WIDE),
@@ -148,5 +173,5 @@ def problem_of(row: Row) -> NormProblem:
     weight, bias = param if case.affine in ("both", "weight") else None, param if case.affine in ("both", "bias") and op.has_bias else None
     per_sample = param if case.modulate else None
     given = case.evaluate and not cases.spec_of(case).mix
-    extras = Extras(x if case.residual else None, per_sample, per_sample)
+    extras = OptionalOperands(x if case.residual else None, per_sample, per_sample)
     return bind(cases.spec_of(case), x, weight, bias, given, case.running and not given, extras)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .. import nn as ours
+from onepass import nn as ours
+
 from . import source
 from .blocks import Fusion, Norms
 from .blocks import fuse as _fuse

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import nn as ours
+from onepass import nn as ours
+
 from . import source
 from .classes import Swapped, made
 from .norms import ACTIVATIONS, Norm, unless_compiling

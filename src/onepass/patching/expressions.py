@@ -49,11 +49,15 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+
+
 _OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
     ast.Not: operator.not_,
 }  # fmt: skip
+
+
 _OF_SHAPES: dict[str, Callable[..., Any]] = {
     "size": lambda shape, *at: shape[at[0]] if at else shape, "dim": len, "ndimension": len, "numel": lambda shape: shape.numel(),
 }  # fmt: skip

@@ -14,19 +14,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import functional as F
-from .. import nn as ours
+from onepass import functional as F
+from onepass import nn as ours
+
 from .state import MISSING, all_watched, finder, hooks_of, same
 
 _compiling = torch.compiler.is_dynamo_compiling
 
+
 Source = str | float | Callable[[nn.Module], Any] | None
+
 
 # Elements from which on ours is the faster one (H200, 2026-11-16; docs/measured.md). Below, what was there before is called.
 COMPILED = 2**22  # by torch.compile: a call of our op takes the host 55 µs
+
+
 TRAINED_ROWS = 2**23  # eager, in training, beside torch's own layer_norm or rms_norm: these take the host 171 µs with a backward, ours 440
 
+
 HALVES = (torch.float16, torch.bfloat16)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": torch.nn.functional.silu,
     "relu": torch.nn.functional.relu,
@@ -244,6 +252,8 @@ def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float
 
 
 COMPILED_TOO = {ours.GroupNorm, ours.InstanceNorm1d, ours.InstanceNorm2d, ours.InstanceNorm3d}
+
+
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     ours.LayerNorm: _layer_norm, ours.RMSNorm: _rms_norm, ours.LayerNorm2d: _layer_norm2d, ours.GroupNorm: _group_norm,
 }  # fmt: skip

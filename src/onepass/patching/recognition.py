@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from .. import nn as ours
+from onepass import nn as ours
+
 from .listening import Listener
 from .norms import ACTIVATIONS, COMPILED_TOO, Norm, Source
 from .reading import read, read_function
@@ -34,13 +35,21 @@ TORCH: dict[type[nn.Module], Norm] = {
     nn.GroupNorm: Norm(ours.GroupNorm),
     **{getattr(nn, name): Norm(getattr(ours, name)) for name in ours.__all__ if name.startswith(("BatchNorm", "InstanceNorm"))},
 }
+
+
 OTHER = {
     nn.SyncBatchNorm: "statistics across processes are not built yet",
     nn.LocalResponseNorm: "divides by its neighbours, not by a deviation: onepass has no such norm",
     nn.CrossMapLRN2d: "divides by its neighbours, not by a deviation: onepass has no such norm",
 }
+
+
 EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried where no attribute is the eps
+
+
 _registered: dict[type[nn.Module], Norm] = {}
+
+
 _found: dict[Any, tuple[Norm | str, dict[str, Any]]] = {}  # and what was read to know it
 
 

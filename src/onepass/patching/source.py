@@ -388,4 +388,6 @@ def _like(function: Any, code: types.CodeType, closure: tuple[Any, ...]) -> Any:
 
 
 _FUTURE = __future__.annotations.compiler_flag
+
+
 _VERSION: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .. import nn as ours
+from onepass import nn as ours
+
 from .classes import made
 from .listening import Listener
 from .norms import HALVES, Norm
@@ -28,8 +29,13 @@ from .state import is_plain
 from .values import Reading
 
 OFF = 2e-5  # what a trial may be off, relative to the largest value: rounding in float32, not another eps or formula
+
+
 ROUNDING = {torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps, torch.float16: 8 * torch.finfo(torch.float16).eps}
+
+
 LARGE = 2**19  # elements of the largest input
+
 
 _MODULE = {*vars(nn.Module()), "training"}  # what every module has
 
@@ -215,6 +221,8 @@ class Case(NamedTuple):
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
 MIXED = [(a, b) for a, b in product(DTYPES, DTYPES) if a != b]
 
 

@@ -13,20 +13,38 @@ from .state import is_plain, snapshot
 
 # Packages whose functions only compute: what they return depends on what they are given, and on what is listed here.
 TRUSTED = {"torch", "onepass", "einops", "math", "operator", "functools", "itertools", "contextlib", "typing", "collections", "numbers"}
+
+
 PURE = {
     abs, all, any, bool, callable, complex, dict, divmod, enumerate, filter, float, frozenset, int, isinstance, issubclass, len, list, map,
     max, min, pow, range, repr, reversed, round, set, slice, sorted, str, sum, tuple, type, zip,
 }  # fmt: skip
+
+
 LOOKS = {type, isinstance, issubclass, callable, bool, len, repr, str}  # call nothing of what they are given
+
+
 TRIED = {  # functions of torch whose answers the trials vary
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
     "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
 }  # fmt: skip
+
+
 COMPILING = {"is_scripting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_exporting"}
+
+
 ABOUT_TENSORS = {"is_tensor", "is_floating_point", "is_complex", "is_nonzero", "is_same_size", "is_conj", "is_neg", "is_signed"}
+
+
 ASKS = ("is_", "get_", "are_", "has_", "initial_seed", "seed", "rand", "bernoulli", "multinomial", "normal", "poisson")
+
+
 MACHINE = ("torch.cuda", "torch.backends", "torch.mps", "torch.xpu", "torch.distributed", "torch.version", "torch.onnx")
+
+
 DEVICE = {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_xla", "is_mkldnn", "is_ipu", "is_mtia", "is_maia", "is_hpu", "get_device"}
+
+
 NO_TENSOR = {  # methods and functions that return none
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "item", "tolist", "type", "result_type",
     *ABOUT_TENSORS,

@@ -1,0 +1,146 @@
+"""Random problems, each from its seed and index alone, whose sets lie across memory: what `stress` runs.
+
+A kernel is compiled for dtypes, operands, divisors of strides and powers of two, and 10000 shapes drawn freely would be thousands of
+kernels. So a problem is of one of a few kinds, and draws what is not compiled in: batch, height, width, groups, and the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+import torch
+
+from onepass.bench.record import dtype_name
+from onepass.verify import cases
+from onepass.verify.cases import Case, Operands, lay_out
+
+KINDS = 60
+
+
+CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)  # of a group
+
+
+WIDEST = 2**13  # channels
+
+
+SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten are below the first, none is above the second
+
+
+INITS = ("normal", "normal", "shifted", "const")
+
+
+SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # beside a deviation of 1
+
+
+class Kind(NamedTuple):
+    """What problems of one compilation have in common: a case but for its shape and data, and which shapes."""
+
+    case: Case
+    dtype: torch.dtype
+    stats: bool  # return_stats
+    channels: int  # of a group
+    several: bool  # samples, not one
+    positions: int  # at most so many, H·W
+    width: int  # W is an odd multiple of it
+    groups: int  # an odd multiple of it
+    narrow: bool  # as few groups as that
+
+
+@dataclass(frozen=True)
+class Problem:
+    index: int
+    case: Case
+    dtype: torch.dtype
+    stats: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.case.name} {dtype_name(self.dtype)}{' with statistics' if self.stats else ''}"
+
+
+@cache
+def kinds(seed: int) -> tuple[Kind, ...]:
+    return tuple(_kind(Random(f"kind {seed} {i}"), i) for i in range(KINDS))
+
+
+def _kind(rng: Random, i: int) -> Kind:
+    def maybe(chance: float) -> bool:
+        return rng.random() < chance
+
+    op = "batch_norm" if i % 15 == 7 else "instance_norm" if i % 6 == 2 else "group_norm"
+    dtype = rng.choice((torch.float16, torch.float16, torch.bfloat16, torch.float32))
+    residual, last = op == "group_norm" and maybe(0.25), maybe(0.3)
+    case = Case(
+        op,
+        (),
+        layout="contiguous" if last else "channels_last",
+        last=last,
+        affine=rng.choice(("both", "both", "both", "weight", "bias", "none")),
+        wide=dtype != torch.float32 and maybe(0.3),
+        activation=rng.choice(("silu", "silu", "gelu", "relu", "", "")),
+        modulate=maybe(0.25),
+        residual=residual,
+        running=op == "batch_norm",
+    )
+    return Kind(
+        case=case,
+        dtype=dtype,
+        stats=not residual and maybe(0.3),
+        channels=CHANNELS[i % len(CHANNELS)] if op == "group_norm" else 1,
+        several=maybe(0.7),
+        positions=2 ** rng.choice((0, *range(2, 17))),
+        width=rng.choice((1, 1, 1, 4, 16)),
+        groups=rng.choice((1, 3, 8, 16, 32)),
+        narrow=maybe(0.2),
+    )
+
+
+def draw(seed: int, index: int) -> Problem:
+    """The same on every machine.
+
+    Example: `draw(0, 17).case.name`
+    """
+    rng = Random(f"problem {seed} {index}")
+    kind = rng.choice(kinds(seed))
+    group = kind.channels * kind.dtype.itemsize * kind.groups  # bytes at a position
+    positions = min(kind.positions, SMALL // group) * rng.uniform(0.78, 1)
+    width = _odd(positions ** rng.random() / kind.width) * kind.width
+    height = _odd(positions / width)
+    if kind.channels * height * width == 1:
+        width = 3  # a set of one has no deviation
+    # What is left of the size is samples and groups.
+    least = group * height * width
+    size = _between(rng, least, SMALL) if rng.random() < 0.9 else _between(rng, SMALL, LARGE)
+    times = max(size / least, 1)
+    groups = 1 if kind.narrow else _odd(min(times if not kind.several else times ** rng.random(), WIDEST / kind.channels / kind.groups))
+    samples = max(int(times / groups), 2) if kind.several else 1
+    channels = kind.channels * kind.groups * groups
+    shape = (samples, height, width, channels) if kind.case.last else (samples, channels, height, width)
+    case = replace(kind.case, shape=shape, groups=kind.groups * groups, init=rng.choice(INITS))
+    return Problem(index, case, kind.dtype, kind.stats)
+
+
+def _between(rng: Random, low: float, high: float) -> float:
+    """Log-uniform."""
+    return low * (max(high, low) / low) ** rng.random()
+
+
+def _odd(n: float) -> int:
+    """Near n. Odd numbers leave the divisors of strides, which are compiled in, to the kind."""
+    return max(2 * round((n - 1) / 2) + 1, 1)
+
+
+def make(problem: Problem, device: str, seed: int = 0) -> Operands:
+    """The problem's tensors, drawn on the device. The residual lies as x does, so that a kernel can add it."""
+    case = problem.case
+    operands = cases.make(case, problem.dtype, device, seed + problem.index, there=True)
+    if case.init == "shifted":
+        operands.x.add_(SHIFT[problem.dtype])
+    elif case.init == "const":
+        operands.x.fill_(3.0)
+    if operands.residual is None:
+        return operands
+    return operands._replace(residual=lay_out(operands.residual, case.layout, device))

@@ -1,0 +1,269 @@
+"""Whole models before and after `onepass.patch`: time, peak memory and graph breaks of a step, eager and by torch.compile.
+
+Run it with `python -m benchmarks.models --device cuda --out results/models-h200.jsonl`; it needs transformers, and diffusers for the
+diffusion models. `--device cpu --small --backend aot_eager` tries it on every model's small twin.
+
+Weights are random, the same before and after, in bfloat16. Models with convolutions are channels-last before, too, with channels-last
+inputs, so that the difference is that of the norms. A training step is a forward and a backward, without an optimizer.
+
+A patched model's results (outputs; gradients of all parameters) are held against the model in float32: of each, the relative error may be
+twice that of the model before plus one rounding (`variant.excess`), else there is no time.
+
+Each variant of a model has a process of its own. All get ready at the same time, since compiling takes minutes; then they are measured
+model by model, before and after in turn, while the others wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from onepass.bench import record, timing
+from onepass.bench.record import Record
+from onepass.bench.terminal import progress, table
+
+from .variant import COMPILE, EAGER, MODES, Room, Variant, excess, total
+from .zoo import ENTRIES, Entry
+
+BEFORE, AFTER = "before", "after"
+
+
+PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
+
+
+ROUNDS = 4  # of before and after in turn
+
+
+PATIENCE = 60  # seconds for one measurement
+
+
+ROOM = 80  # GB for what all models do while they get ready: an H200 has 141, and parameters and contexts take 45
+
+
+_processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
+
+
+class Failed(Exception):
+    """Why there is no answer."""
+
+
+class Child:
+    """A variant in a process of its own, which says what it says in a file."""
+
+    def __init__(self, args: argparse.Namespace, entry: Entry, patched: bool, folder: Path, room: Room) -> None:
+        self._answers, theirs = _processes.Pipe()
+        log = folder / f"{entry.name}-{AFTER if patched else BEFORE}.log"
+        about = entry.name, patched, args.small, args.device, args.backend, room
+        self._process = _processes.Process(target=_serve, args=(theirs, log, *about))
+        self._process.start()
+        theirs.close()
+        self._dead = ""
+
+    def ask(self, method: str, *args: Any) -> None:
+        if not self._dead:
+            with suppress(OSError):  # the answer will say why
+                self._answers.send((method, args))
+
+    def answer(self, end: float) -> Any:
+        """What `ask` asked for. A process that is late, or that is no more, gives no other answer either."""
+        if self._dead:
+            raise Failed(self._dead)
+        try:
+            if not self._answers.poll(max(0.1, end - time.monotonic())):
+                self.end("timed out")
+                raise Failed(self._dead)
+            error, value = self._answers.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            self.end(f"its process ended with exit code {self._process.exitcode}")
+            raise Failed(self._dead) from None
+        if error:
+            raise Failed(error)
+        return value
+
+    def call(self, method: str, *args: Any) -> Any:
+        self.ask(method, *args)
+        return self.answer(time.monotonic() + PATIENCE)
+
+    def end(self, why: str = "ended") -> None:
+        """The process with its own: inductor has workers."""
+        self._dead = self._dead or why
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(asked: Connection, log: Path, name: str, patched: bool, *args: Any) -> None:
+    os.setsid()
+    with log.open("w") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    entry = next(entry for entry in ENTRIES if entry.name == name)
+    variant: Variant | None = None
+    while True:
+        try:
+            method, arguments = asked.recv()
+        except EOFError:
+            return
+        try:
+            variant = variant or Variant(entry, patched, *args)
+            asked.send(("", getattr(variant, method)(*arguments)))
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            asked.send((f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:300]}", None))
+
+
+def measure(entry: Entry, mode: str, variants: Sequence[Any], ready: Sequence[Record | str], lost: Record, seconds: float) -> list[Record]:
+    """The records of a mode, before and after; with an `error` and no time where there is one, or where the patched model is wrong.
+
+    `ready` is what the variants, anything with a `call`, said of themselves, or why they did not; `lost` stands in for that.
+    """
+    layout = "channels_last" if entry.channels_last else "contiguous"
+    about = {"row": entry.name, "dtype": "bfloat16", "layout": layout, "training": entry.training, "error": "", **lost}
+    said = [{"error": found} if isinstance(found, str) else found for found in ready]
+    records: list[Record] = [about | {"provider": name} | found for name, found in zip(PROVIDERS[mode], said)]
+    before, after = (found.pop("errors", None) for found in records)
+    if before and after:
+        ratio, worst = excess(before, after)
+        for found, errors in zip(records, (before, after)):
+            found["relative_error"] = total(errors)
+        records[1] |= {"of_allowed": ratio, "worst": worst}
+        if not ratio <= 1:
+            records[1]["error"] = f"wrong: the error of {worst} is {ratio:.3g} of what is allowed"
+    elif after:
+        records[1]["error"] = "there is nothing to hold it against"
+    runs = [(found, variant) for found, variant in zip(records, variants) if not found["error"]]
+    taken: list[tuple[list[float], list[float]]] = [([], []) for _ in runs]
+    try:
+        for found, variant in runs:
+            found["peak_bytes"] = variant.call("peak", mode)
+        for _ in range(ROUNDS):
+            for (_, variant), (samples, hosts) in zip(runs, taken):
+                samples += variant.call("samples", mode, seconds / ROUNDS)
+                hosts += variant.call("host", mode)
+        for (found, _), (samples, hosts) in zip(runs, taken):
+            found |= _spread(samples) | (_spread(hosts, "host_") if hosts else {})
+    except Failed as why:
+        for found, _ in runs:
+            found["error"] = f"while before and after were measured: {why}"
+    for found in records:
+        if not found["error"]:
+            del found["error"]
+    return records
+
+
+def _spread(samples: Sequence[float], prefix: str = "") -> Record:
+    median, low, high = (round(seconds * 1e3, 4) for seconds in timing.summary(samples))
+    return {f"{prefix}ms": median, f"{prefix}low_ms": low, f"{prefix}high_ms": high, f"{prefix}samples": len(samples)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--small", action="store_true", help="the small twins")
+    parser.add_argument("--only", action="append", choices=[entry.name for entry in ENTRIES], help="only this model; may be repeated")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--backend", default="inductor", help="of torch.compile (inductor)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long each variant is timed (1)")
+    parser.add_argument("--limit", type=float, default=120, help="seconds in which all models are to run (120)")
+    parser.add_argument("--compile-limit", type=float, default=300, help="seconds in which all models are to be compiled (300)")
+    parser.add_argument("--out", type=Path, help="keep the results in this file, one JSON object a line, in the place of older ones")
+    parser.add_argument("--logs", type=Path, help="keep what the processes say in this folder")
+    args = parser.parse_args(argv)
+    entries = [entry for entry in ENTRIES if args.only is None or entry.name in args.only]
+    with tempfile.TemporaryDirectory(prefix="onepass-models-") as scratch:
+        folder = args.logs or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        room = Room(ROOM)
+        children = {entry: [Child(args, entry, patched, folder, room) for patched in (False, True)] for entry in entries}
+        try:
+            results = _run(args, children)
+        finally:
+            for child in chain(*children.values()):
+                child.end()
+    print(f"\n{table([_HEAD, *map(_line, results)])}")
+    print("ms: median of whole steps (quartiles), GPU ms: of its kernels alone; peak: with the parameters; error: of what is allowed")
+    failed = [found for found in results if "error" in found]
+    for found in failed:
+        print(f"FAILED {found['row']} {found['provider']}: {found['error']}")
+    return 1 if failed else 0
+
+
+def _run(args: argparse.Namespace, children: dict[Entry, list[Child]]) -> list[Record]:
+    results: list[Record] = []
+    lost = record.origin(args.device) | {"small": args.small}
+    for mode in args.modes:
+        start = time.monotonic()
+        for child in chain(*children.values()):
+            child.ask("ready", mode)
+        end = start + (args.compile_limit if mode == COMPILE else args.limit)
+        ready = {entry: [_answer(child, end) for child in pair] for entry, pair in children.items()}
+        print(f"{mode}: all are ready, or late, after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        for entry, pair in progress(children.items(), len(children), lambda item: item[0].name, log=True):
+            found = measure(entry, mode, pair, ready[entry], lost, args.seconds)
+            results += found
+            if args.out:  # after every model: a run that is cut short keeps what it has
+                record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], found))
+    for found in results:  # last: a profiler stays, and slows the host down
+        child = children[next(entry for entry in children if entry.name == found["row"])][not found["provider"].endswith(BEFORE)]
+        if "error" not in found:
+            found["gpu_ms"] = child.call("busy", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)
+    if args.out:
+        record.write(args.out, record.merge(record.read(args.out), results))
+    return results
+
+
+def _answer(child: Child, end: float) -> Record | str:
+    try:
+        return child.answer(end)
+    except Failed as why:
+        return str(why)
+
+
+_HEAD = [
+    "model",
+    "variant",
+    "ms",
+    "(quartiles)",
+    "GPU ms",
+    "host ms",
+    "peak MB",
+    "error",
+    "norms, fused, left",
+    "graphs",
+    "breaks",
+    "compile s",
+]
+
+
+def _line(found: Record) -> list[str]:
+    def number(field: str, form: str = ".2f", per: float = 1) -> str:
+        value = found.get(field)
+        return "–" if value is None else f"{value / per:{form}}"
+
+    time = "FAILED" if "error" in found else number("ms", ".3f")
+    spread = f"{found['low_ms']:.3f}-{found['high_ms']:.3f}" if "ms" in found else ""
+    counts = found.get("norms")
+    norms = " ".join(str(counts[key]) for key in ("found", "fused", "left")) if counts else "–"
+    compiled = number("graphs", ".0f"), number("graph_breaks", ".0f"), number("compile_s", ".0f")
+    measured = time, spread, number("gpu_ms", ".3f"), number("host_ms", ".3f"), number("peak_bytes", ".0f", 1e6), number("of_allowed")
+    return [found["row"], found["provider"], *measured, norms, *compiled]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the processes end with this one
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""Writes the tables of docs/measured.md and README.md from results/: `python -m benchmarks.report [--models] [--check]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from onepass.bench import record
+
+from . import bench_report, models_report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", action="store_true", help="the table of whole models instead")
+    parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
+    parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
+    parser.add_argument("--check", action="store_true", help="only say whether the table is that of the results")
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    results, docs = ("models-h200.jsonl", "README.md") if args.models else ("bench-h200.jsonl", "docs/measured.md")
+    results, docs = args.results or Path("results") / results, args.docs or Path(docs)
+    old = docs.read_text()
+    new = (models_report if args.models else bench_report).updated(old, record.read(results))
+    if old == new:
+        print(f"{docs} is up to date with {results}")
+        return 0
+    if args.check:
+        print(f"{docs} is not up to date with {results}; run `python -m benchmarks.report{' --models' * args.models}`")
+        return 1
+    docs.write_text(new)
+    print(f"{docs} written from {results}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What the kernels of the suite take on each GPU, compiled ahead of time: registers, spills and shared memory. Needs Triton, but no GPU.
+
+Run it with `python -m benchmarks.resources`, which writes results/resources.jsonl.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from onepass.backends.gpu import backward, forward
+from onepass.backends.gpu.launch import Source
+from onepass.backends.gpu.tiling import Pass
+from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
+from onepass.core.device import NO_TEAM_ON_AMD, Device
+from onepass.core.operands import Needs
+from onepass.planning.choose import plan
+from onepass.planning.registry import FORWARD
+
+RESULTS = Path("results/resources.jsonl")
+
+
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), Device("cuda", "A100", 108, 32, 166912, True, False, "", "", 40 * 2**20)),
+    "sm_90": (GPUTarget("cuda", 90, 32), Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, "")),
+    "sm_100": (GPUTarget("cuda", 100, 32), Device("cuda", "B200", 148, 32, 232448, True, True, "", "", 126 * 2**20)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20)),
+}
+
+
+BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # one of each kind: the other two are left out to save time
+
+
+class Resources(NamedTuple):
+    target: str
+    kernel: str
+    row: str  # the first of the suite's that runs it
+    registers: int
+    spilled: int  # bytes, or registers on AMD
+    shared: int  # bytes
+
+
+def rows() -> list[Row]:
+    """Of the suites, one for each kind of problem and each way to run it: compilers take their time."""
+    kinds: dict[tuple[Any, ...], Row] = {}
+    for row in (*SUITE, *BACKWARD_SUITE):
+        case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
+        passes = [step for step in chosen.passes if isinstance(step, Pass)]
+        shapes = tuple(
+            (step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1, bool(step.across) and step.parts_t == 2)
+            for step in passes
+        )
+        kinds.setdefault((row.direction, case.op, case.layout, case.modulate, case.residual, case.evaluate, chosen.family, shapes), row)
+    return list(kinds.values())
+
+
+@cache
+def sources(target: str) -> dict[Source, tuple[str, str]]:
+    """Every kernel that the planner picks for the suites on a target, what it is, and a row that runs it."""
+    found: dict[Source, tuple[str, str]] = {}
+    for row in rows():
+        problem = problem_of(row)
+        chosen = plan(problem, TARGETS[target][1], row.direction)
+        if row.direction == FORWARD:
+            made = zip(chosen.passes, forward.kernels(chosen, problem, residual=True))
+        elif target in BACKWARD_TARGETS:
+            made = backward.kernels(chosen, problem, Needs(*[True] * 7), dsum=row.case.residual)
+        else:
+            continue
+        for step, kernel in made:
+            found.setdefault(kernel.source(), (re.sub(r"\d+x\[", "[", str(step)), row.name))
+    return found
+
+
+def _measure(job: tuple[str, int]) -> Resources:
+    target, at = job
+    source, (kernel, row) = list(sources(target).items())[at]
+    compiled = source.compile(TARGETS[target][0])
+    usage = _amd(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(compiled.asm["cubin"])
+    return Resources(target, kernel, row, *usage, compiled.metadata.shared)
+
+
+def _nvidia(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", text)[0]) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
+
+
+def _amd(assembly: str) -> tuple[int, int]:
+    registers, vector, scalar = (
+        int(re.findall(rf"\.{name}:\s+(\d+)", assembly)[0]) for name in ("vgpr_count", "vgpr_spill_count", "sgpr_spill_count")
+    )
+    return registers, vector + scalar
+
+
+def measure(workers: int = 2) -> Iterator[Resources]:
+    """Compile everything; the slow part is the compilers'.
+
+    Example: `all(resources.spilled == 0 for resources in measure())`
+    """
+    jobs = [(target, at) for target in TARGETS for at in range(len(sources(target)))]
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(_measure, jobs, chunksize=4)
+
+
+def main() -> None:
+    lines: list[dict[str, Any]] = [{**resources._asdict(), "triton": triton.__version__} for resources in measure()]
+    RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    print(f"{len(lines)} kernels, {sum(line['spilled'] > 0 for line in lines)} spill; {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,387 @@
+"""Delays one hand-over of the ring at a time, and counts wrong elements: with the fence and without, on one stream and on four.
+
+`python -m benchmarks.ring_stress --seconds 240 --out results/ring-stress-h200.jsonl`, on a Hopper. A ring of few slots is refilled at
+once, so an order that is missing shows. On four streams, two replay graphs and two run eagerly. "early" is a planted fault, which must
+show: it proves that others would. A launch that does not end within a minute ends the process with 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onepass.backends.gpu import forward
+from onepass.backends.gpu.counters import Counters
+from onepass.backends.gpu.tiling import RING, Pass
+from onepass.bench import record
+from onepass.bench.suite import Row, problem_of
+from onepass.bench.terminal import table
+from onepass.core.device import Device, describe
+from onepass.core.problem import NormProblem
+from onepass.planning.choose import Plan, plan
+from onepass.planning.options import Options
+from onepass.planning.registry import FORWARD
+from onepass.verify.cases import Case
+
+from .ahead import build
+from .stress import Watch, bits
+
+HANDOVERS = {  # what is late, by group of warps
+    "": "nothing",
+    "load copy": "the copy into a slot that is empty",
+    "reduce block": "loading a block that is full",
+    "reduce crowd": "the same loads, already issued, behind others in the shared-memory pipe",
+    "reduce release": "letting go of a block that comes again",
+    "reduce moments": "storing the moments of columns",
+    "publish moments": "loading the moments of columns",
+    "publish parts": "storing a member's moments",
+    "publish count": "counting a member whose moments are stored",
+    "combine lines": "storing gain and term where lines are free",
+    "combine count": "looking at the counter",
+    "combine parts": "loading the members' moments once all are counted",
+    "combine known": "storing mean and rstd",
+    "combine leave": "counting a member that has read the moments",
+    "combine reset": "resetting the counter",
+    "apply lines": "loading mean, rstd, gain and term",
+    "apply block": "loading a block",
+    "apply crowd": "the same loads, already issued, behind others in the shared-memory pipe",
+    "apply release": "letting go of a block",
+    "apply used": "letting go of the lines",
+}
+
+
+# Between the loads from a slot and the copy that refills it: in the group that copies (production), in those that load, or nowhere.
+# "early" is a planted fault: the slot is released before it is read.
+FENCES = ("load", "readers", "none", "early")
+
+
+INPUTS = 3  # of a shape, in turn: what is left of the last launch is not what the next one needs
+
+
+REPEATS = 4  # times all inputs, in one graph
+
+
+BATCH = 6  # launches of a lane before the next one's turn
+
+
+LONGEST = 60.0  # seconds until a launch counts as hung
+
+
+DEVICE = "cuda"
+
+
+CLOSE = 2.0**-8  # the delayed kernel is compiled anew, so its first output may differ from production by a rounding
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A channels-last GroupNorm with SiLU, and how the ring is cut: 32 programs, so that four launches fit beside each other."""
+
+    shape: tuple[int, int, int, int]
+    groups: int
+    members: int
+    slots: int
+    keep: int = 0  # blocks that stay, where not all do
+    back: int = 0  # slots for the others
+    statistics: bool = False
+    programs: int = 32
+
+
+SHAPES = {
+    "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2),
+    "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4),
+    "tiles": Shape((48, 320, 16, 16), 32, members=4, slots=6, statistics=True),
+    "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=3, statistics=True),
+    "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
+}
+
+
+class Cell(NamedTuple):
+    """A line and a column of the table."""
+
+    handover: str
+    fence: str
+    streams: int
+
+    @property
+    def stress(self) -> str:
+        return f"{self.handover}/{self.fence}"
+
+    def __str__(self) -> str:
+        return f"{self.handover or 'nothing'} late, fence {self.fence}, {self.streams} stream{'s' * (self.streams > 1)}"
+
+
+def cells(handovers: Sequence[str], fences: Sequence[str]) -> list[Cell]:
+    """Those that concern a slot come first, with every fence; the fence of the readers is left out of the others."""
+    found = [Cell("apply block", "early", 1)] if "early" in fences else []
+    named = [handover for handover in HANDOVERS if handover in handovers]
+    for handover in sorted(named, key=lambda handover: not _of_a_slot(handover)):
+        for fence in fences:
+            if fence != "early" and (fence != "readers" or _of_a_slot(handover)):
+                found += [Cell(handover, fence, streams) for streams in (1, 4)]
+    return found
+
+
+def _of_a_slot(handover: str) -> bool:
+    return not handover or handover.split()[1] in ("copy", "block", "crowd", "release")
+
+
+def shapes_of(cell: Cell) -> list[str]:
+    """Reduce lets go of blocks only where they come again."""
+    return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
+
+
+def planned(shape: Shape, device: Device) -> tuple[Plan, NormProblem]:
+    case = Case("group_norm", shape.shape, layout="channels_last", groups=shape.groups, activation="silu")
+    problem = problem_of(Row(case, torch.float16))
+    chosen = plan(problem, device, FORWARD, Options("ring"))
+    (step,) = chosen.passes
+    assert isinstance(step, Pass)
+    blocks = step.tiles * ceil(ceil(step.walk.reps / step.block_i) / shape.members)
+    keep = shape.keep or shape.slots
+    assert blocks <= keep or shape.back, f"{blocks} blocks of a unit do not fit {shape.slots} slots"
+    cut = {"parts_r": shape.members, "programs": shape.programs, "stages": shape.slots, "keep": keep, "back": shape.back}
+    return replace(chosen, passes=(replace(step, resident=not shape.back, **cut),)), problem
+
+
+def source(name: str, stress: str | None, device: Device) -> Any:
+    (kernel,) = forward.kernels(*planned(SHAPES[name], device), SHAPES[name].statistics, stress=stress)
+    return kernel.source()
+
+
+def _build(name: str, stress: str | None, device: Device, target: Any) -> None:
+    build(source(name, stress, device), target)
+
+
+def prepare(wanted: Sequence[tuple[str, str | None]], device: Device, target: Any, workers: int, seconds: float) -> str:
+    """Compile in processes of their own, as far as that takes no longer than `seconds`; how it went, in words."""
+    start = time.monotonic()
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
+    futures = [pool.submit(_build, name, stress, device, target) for name, stress in wanted]
+    done, _ = wait(futures, seconds)
+    pool.shutdown(wait=False, cancel_futures=True)
+    errors = [error for future in done if (error := future.exception())]
+    words = f"{len(done)} of {len(futures)} kernels compiled in {time.monotonic() - start:.0f} s"
+    return words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
+
+
+Launch = Callable[[Tensor], list[Tensor]]
+
+
+class Images:
+    """The inputs of a shape, and what production makes of each, alone on the GPU."""
+
+    def __init__(self, name: str, device: Device) -> None:
+        self.name, self.shape, self.device = name, SHAPES[name], device
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        channels = self.shape.shape[1]
+        self.weight, self.bias = torch.randn(2, channels, device=DEVICE, generator=generator).half().unbind()
+        self.inputs = [
+            torch.randn(self.shape.shape, device=DEVICE, generator=generator).half().to(memory_format=torch.channels_last)
+            for _ in range(INPUTS)
+        ]
+        self.expected = [self.launch(None)(x) for x in self.inputs]
+        torch.cuda.synchronize()
+        for x, (y, *_) in zip(self.inputs, self.expected):
+            exact = torch.nn.functional.group_norm(x.double().contiguous(), self.shape.groups, self.weight.double(), self.bias.double())
+            torch.testing.assert_close(y, torch.nn.functional.silu(exact).half(), rtol=2**-8, atol=2**-8)
+
+    def launch(self, stress: str | None) -> Launch:
+        run = forward.forward(*planned(self.shape, self.device), self.shape.statistics, stress)
+
+        def launch(x: Tensor) -> list[Tensor]:
+            result = run(x, self.weight, self.bias, None, None)
+            return [t for t in (result.y, result.mean, result.rstd) if t is not None]
+
+        return launch
+
+    def references(self, launch: Launch) -> list[list[Tensor]]:
+        """What a kernel gives alone, bit for bit, where it is as production up to a rounding; else what production gives."""
+        firsts = [launch(x) for x in self.inputs]
+        return [
+            first if all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(first, right)) else right
+            for first, right in zip(firsts, self.expected)
+        ]
+
+
+class Lane:
+    """A stream that launches on the inputs in turn and counts what differs. Nothing waits for it until `counts` is asked for."""
+
+    def __init__(self, launch: Launch, inputs: list[Tensor], references: list[list[Tensor]], captured: bool) -> None:
+        self.launch, self.pairs, self.stream = launch, list(zip(inputs, references)), torch.cuda.Stream()
+        self.launches, self.graph = 0, None
+        self._elements, self._wrong = torch.zeros(2, dtype=torch.int64, device=DEVICE).unbind()
+        self._where = torch.zeros_like(inputs[0], dtype=torch.bool)
+        torch.cuda.synchronize()
+        if captured:
+            with torch.cuda.stream(self.stream):  # counters of captured launches are made outside of a capture
+                self._run(1)
+                for count in (self._elements, self._wrong, self._where):
+                    count.zero_()  # that launch is not one of those that are counted
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.stream(torch.cuda.Stream()):  # another one than replays it; `torch.cuda.graph` would collect garbage each time
+                self.graph.capture_begin()
+                self._run(REPEATS * len(self.pairs))
+                self.graph.capture_end()
+
+    def _run(self, times: int) -> None:
+        for i in range(times):
+            x, reference = self.pairs[i % len(self.pairs)]
+            masks = [bits(found) != bits(right) for found, right in zip(self.launch(x), reference)]
+            wrong = sum(mask.sum() for mask in masks)
+            self._elements += wrong
+            self._wrong += wrong > 0
+            self._where |= masks[0]
+
+    def step(self) -> None:
+        with torch.cuda.stream(self.stream):
+            if self.graph is None:
+                self._run(BATCH)
+                self.launches += BATCH
+            else:
+                self.graph.replay()
+                self.launches += REPEATS * len(self.pairs)
+
+    def counts(self) -> tuple[int, int, int]:
+        """Launches, how many of them were wrong, and how many elements."""
+        return self.launches, int(self._wrong.item()), int(self._elements.item())
+
+    def pattern(self) -> str:
+        """Which elements of y were ever wrong: a row is one position with all its channels."""
+        rows = self._where.movedim(1, -1).flatten(0, -2).sum(1)
+        widths = sorted(set(rows[rows > 0].tolist()))
+        return f"{int((rows > 0).sum())} rows, {', '.join(map(str, widths[:8]))} columns of each" if widths else ""
+
+
+def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
+    """One cell on one shape."""
+    forward._COUNTERS[RING] = Counters()  # a full pool for captured launches
+    launch = images.launch(cell.stress)
+    references = images.references(launch)
+    lanes = [Lane(launch, images.inputs, references, captured=i >= 2) for i in range(cell.streams)]
+    torch.cuda.synchronize()
+    start = time.monotonic()
+    while time.monotonic() - start < seconds:
+        for _ in range(4):
+            for lane in lanes:
+                lane.step()
+        torch.cuda.synchronize()
+    taken = time.monotonic() - start
+    launches, wrong, elements = map(sum, zip(*(lane.counts() for lane in lanes)))
+    patterns = "; ".join(filter(None, (lane.pattern() for lane in lanes)))
+    found = {"handover": cell.handover, "fence": cell.fence, "streams": cell.streams, "shape": images.name}
+    return found | {"launches": launches, "wrong": wrong, "elements": elements, "seconds": round(taken, 2), "pattern": patterns}
+
+
+@dataclass
+class Tally:
+    """What was found in a cell, over all shapes."""
+
+    launches: int = 0
+    wrong: int = 0
+    elements: int = 0
+    shapes: list[str] = field(default_factory=list)  # in which something was wrong
+
+    def add(self, found: dict[str, Any]) -> None:
+        self.launches += found["launches"]
+        self.wrong += found["wrong"]
+        self.elements += found["elements"]
+        self.shapes += [found["shape"]] if found["wrong"] else []
+
+    def __str__(self) -> str:
+        return f"{self.launches}" + (f": {self.wrong} WRONG, {self.elements} elements" if self.wrong else "")
+
+
+def summary(tallies: dict[Cell, Tally]) -> str:
+    """Launches for each hand-over, fence and number of streams, and what was wrong of them."""
+    columns = sorted({(cell.fence, cell.streams) for cell in tallies})
+    head = ["late", *(f"{fence}, {streams}" for fence, streams in columns)]
+    lines = [
+        [handover or "nothing", *(str(tallies.get(Cell(handover, *column), "–")) for column in columns)]
+        for handover in dict.fromkeys(cell.handover for cell in tallies)
+    ]
+    return table([head, *lines])
+
+
+def verdict(tallies: dict[Cell, Tally]) -> tuple[str, int]:
+    """In words, and how many cells are not as they must be: right with production's fence, wrong where a fault was planted."""
+    planted = [tally for cell, tally in tallies.items() if cell.fence == "early"]
+    blind = sum(not tally.wrong for tally in planted)
+    production = sum(tally.wrong > 0 for cell, tally in tallies.items() if cell.fence == "load")
+    without = sum(tally.wrong for cell, tally in tallies.items() if cell.fence == "none")
+    words = [f"with the fence {production} cells are wrong", f"without it {without} launches"]
+    words += ["the planted fault was NOT seen" if blind else "the planted fault was seen"] if planted else []
+    return "; ".join(words), production + blind
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ring_stress", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=240, help="for all launches, compilation aside (240)")
+    parser.add_argument("--compile", type=float, default=150, metavar="SECONDS", help="for compilation, at most (150)")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile (14)")
+    parser.add_argument("--only", default=",".join(HANDOVERS), help="hand-overs, separated by commas; an empty name delays nothing")
+    parser.add_argument("--fences", default=",".join(FENCES), help=f"some of {','.join(FENCES)}")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {','.join(SHAPES)}")
+    parser.add_argument("--out", type=Path, help="append a line of JSON for each cell and shape here")
+    args = parser.parse_args(arguments)
+    for option, known in (("only", HANDOVERS), ("fences", FENCES), ("shapes", SHAPES)):
+        unknown = set(getattr(args, option).split(",")) - set(known)
+        if unknown:
+            parser.error(f"--{option} {', '.join(sorted(unknown))}: unknown; expected some of {', '.join(filter(None, known))}")
+    from triton.runtime import driver
+
+    device, target, origin = describe(torch.device(DEVICE)), driver.active.get_current_target(), record.origin(DEVICE)
+    say = partial(print, flush=True)
+    say(", ".join(f"{key} {value}" for key, value in origin.items()))
+    wanted = cells(args.only.split(","), args.fences.split(","))
+    jobs = [(cell, name) for cell in wanted for name in shapes_of(cell) if name in args.shapes.split(",")]
+    kernels = dict.fromkeys((name, cell.stress) for cell, name in jobs)
+    production = [(name, None) for name in dict.fromkeys(name for _, name in jobs)]
+    say(prepare([*production, *kernels], device, target, args.workers, args.compile))
+    watch = Watch(say, LONGEST)
+    tallies: dict[Cell, Tally] = {}
+    for found in _all(jobs, device, args.seconds, watch, say):
+        tallies.setdefault(Cell(found["handover"], found["fence"], found["streams"]), Tally()).add(found)
+        if args.out:
+            record.append(args.out, origin | found)
+    watch.end()
+    words, failures = verdict(tallies)
+    say(f"{summary(tallies)}\n{words}")
+    return 1 if failures else 0
+
+
+def _all(
+    jobs: Sequence[tuple[Cell, str]], device: Device, seconds: float, watch: Watch, say: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Every cell on its shapes, in a share of the time that is left."""
+    start, made = time.monotonic(), {}
+    for done, (cell, name) in enumerate(jobs):
+        watch.begin(f"{cell}, {name}")
+        if name not in made:
+            made[name] = Images(name, device)
+        left = start + seconds - time.monotonic()
+        if left <= 0:
+            return say(f"stopped after {done} of {len(jobs)}: {seconds:g} s are over")
+        found = run(cell, made[name], left / (len(jobs) - done))
+        if found["wrong"]:
+            say(f"{cell}, {name}: {found['wrong']} of {found['launches']} launches wrong, {found['elements']} elements; {found['pattern']}")
+        if (done + 1) % 20 == 0:
+            say(f"{done + 1}/{len(jobs)}, {time.monotonic() - start:.0f} s")
+        yield found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Whole models for the benchmark of `onepass.patch`: diffusers' and transformers' own, from configurations, with random weights.
+
+Each has a small twin of the same modules, which runs on a CPU in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PROMPT = 77  # tokens of a text encoder
+
+
+CACHED = 512  # tokens before the one that is decoded
+
+
+AHEAD = 256  # tokens the cache takes before it is rewound
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model and one step of it."""
+
+    name: str
+    title: str
+    library: str
+    make: Callable[[bool], nn.Module]  # with small or full sizes
+    inputs: Callable[[nn.Module, bool], tuple[Any, ...]]  # of a model's own device and dtype
+    forward: Callable[..., Tensor]  # of a model and its inputs: the output, or the loss
+    gigabytes: int  # that a step takes of a GPU, about
+    training: bool = False
+    channels_last: bool = False
+    rewind: Callable[..., None] | None = None  # called with the inputs, every AHEAD steps
+
+    def build(self, small: bool, device: str) -> nn.Module:
+        """In bfloat16, every 1-d parameter drawn: with weights of 1 and biases of 0 a mix-up would pass unseen."""
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = self.make(small)
+            for param in model.parameters():
+                if param.dim() == 1:
+                    param.data += 0.1 * torch.randn_like(param)
+        model = model.to(torch.bfloat16).train(self.training).requires_grad_(self.training)
+        return model.to(memory_format=torch.channels_last) if self.channels_last else model  # pyright: ignore[reportCallIssue]
+
+
+def _drawn(model: nn.Module, *shape: int) -> Tensor:
+    """The same values for every device and dtype; images channels-last, as the models with convolutions are."""
+    param = next(model.parameters())
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.bfloat16)
+    return x.to(param.device, param.dtype).contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+
+
+def _tokens(model: Any, *shape: int) -> Tensor:
+    tokens = torch.randint(model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    return tokens.to(next(model.parameters()).device)
+
+
+def _vae(small: bool) -> nn.Module:
+    """That of SD and SDXL."""
+    channels, groups, layers = ((16, 32), 8, 1) if small else ((128, 256, 512, 512), 32, 2)
+    return import_module("diffusers").AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * len(channels), up_block_types=("UpDecoderBlock2D",) * len(channels),
+        block_out_channels=channels, layers_per_block=layers, latent_channels=4, norm_num_groups=groups,
+    )  # fmt: skip
+
+
+def _decode_image(model: Any, latents: Tensor) -> Tensor:
+    return model.decode(latents, return_dict=False)[0]
+
+
+def _sd15(small: bool) -> nn.Module:
+    channels, groups, layers = ((16, 32), 8, 1) if small else ((320, 640, 1280, 1280), 32, 2)
+    across = len(channels) - 1
+    return import_module("diffusers").UNet2DConditionModel(
+        down_block_types=("CrossAttnDownBlock2D",) * across + ("DownBlock2D",),
+        up_block_types=("UpBlock2D",) + ("CrossAttnUpBlock2D",) * across,
+        block_out_channels=channels, layers_per_block=layers, norm_num_groups=groups,
+        attention_head_dim=8, cross_attention_dim=32 if small else 768,
+    )  # fmt: skip
+
+
+def _sdxl(small: bool) -> nn.Module:
+    channels, groups, layers = ((16, 32, 32), 8, 1) if small else ((320, 640, 1280), 32, 2)
+    return import_module("diffusers").UNet2DConditionModel(
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        block_out_channels=channels, layers_per_block=layers, norm_num_groups=groups, use_linear_projection=True,
+        transformer_layers_per_block=(1, 1, 2) if small else (1, 2, 10), attention_head_dim=(2, 4, 4) if small else (5, 10, 20),
+        cross_attention_dim=32 if small else 2048, addition_embed_type="text_time", addition_time_embed_dim=8 if small else 256,
+        projection_class_embeddings_input_dim=64 if small else 2816,
+    )  # fmt: skip
+
+
+def _unet_inputs(batch: int, side: int) -> Callable[[nn.Module, bool], tuple[Any, ...]]:
+    def inputs(model: Any, small: bool) -> tuple[Any, ...]:
+        size, width = (8 if small else side), model.config.cross_attention_dim
+        latents, context = _drawn(model, batch, 4, size, size), _drawn(model, batch, PROMPT, width)
+        step = torch.full((batch,), 500, device=latents.device)
+        if not model.config.addition_embed_type:
+            return latents, step, context
+        text = model.config.projection_class_embeddings_input_dim - 6 * model.config.addition_time_embed_dim
+        return latents, step, context, _drawn(model, batch, text), latents.new_full((batch, 6), 8.0 * side)
+
+    return inputs
+
+
+def _denoise(model: Any, latents: Tensor, step: Tensor, context: Tensor, *added: Tensor) -> Tensor:
+    conditions = dict(zip(("text_embeds", "time_ids"), added)) or None
+    return model(latents, step, context, added_cond_kwargs=conditions, return_dict=False)[0]
+
+
+def _convnext(small: bool) -> nn.Module:
+    """With layer scales of 1, not 10⁻⁶: else hardly anything of a block would be in the output."""
+    transformers: Any = import_module("transformers")
+    depths, sizes, labels = ([1, 1, 1, 1], [8, 16, 24, 32], 10) if small else ([3, 3, 27, 3], [128, 256, 512, 1024], 1000)
+    config = transformers.ConvNextConfig(
+        depths=depths, hidden_sizes=sizes, num_labels=labels, layer_scale_init_value=1.0, problem_type="single_label_classification"
+    )
+    return transformers.ConvNextForImageClassification(config)
+
+
+def _convnext_inputs(model: Any, small: bool) -> tuple[Any, ...]:
+    batch, side = (2, 32) if small else (64, 224)
+    labels = torch.arange(batch, device=next(model.parameters()).device) % model.config.num_labels
+    return _drawn(model, batch, 3, side, side), labels
+
+
+def _classify(model: Any, pixels: Tensor, labels: Tensor) -> Tensor:
+    return model(pixel_values=pixels, labels=labels).loss
+
+
+def _llama(small: bool) -> nn.Module:
+    transformers: Any = import_module("transformers")
+    layers, width, inner, heads, vocabulary = (2, 64, 128, 4, 128) if small else (8, 4096, 11008, 32, 32000)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=layers, hidden_size=width, intermediate_size=inner, num_attention_heads=heads, vocab_size=vocabulary,
+        max_position_embeddings=4096, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def _text(model: Any, small: bool) -> tuple[Any, ...]:
+    return (_tokens(model, *((2, 16) if small else (4, 2048))),)
+
+
+def _learn(model: Any, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+
+def _cached(model: Any, small: bool) -> tuple[Any, ...]:
+    """A token, and a cache that the model has filled."""
+    transformers: Any = import_module("transformers")
+    cache = transformers.StaticCache(config=model.config, max_cache_len=CACHED + AHEAD)
+    with torch.no_grad():
+        model(input_ids=_tokens(model, 1, CACHED), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return _tokens(model, 1, 1), cache
+
+
+def _decode_token(model: Any, token: Tensor, cache: Any) -> Tensor:
+    return model(input_ids=token, past_key_values=cache, use_cache=True).logits
+
+
+def _rewind(token: Tensor, cache: Any) -> None:
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(CACHED)
+
+
+ENTRIES = (
+    Entry(
+        "vae-decode", "SD/SDXL VAE decode to 1024², batch 1", "diffusers", _vae,
+        lambda model, small: (_drawn(model, 1, 4, *((16, 16) if small else (128, 128))),), _decode_image, 6, channels_last=True,
+    ),
+    Entry("sd15-b2", "SD 1.5 UNet step at 512², batch 2", "diffusers", _sd15, _unet_inputs(2, 64), _denoise, 3, channels_last=True),
+    Entry("sd15-b16", "SD 1.5 UNet step at 512², batch 16", "diffusers", _sd15, _unet_inputs(16, 64), _denoise, 7, channels_last=True),
+    Entry("sdxl-b2", "SDXL UNet step at 1024², batch 2", "diffusers", _sdxl, _unet_inputs(2, 128), _denoise, 9, channels_last=True),
+    Entry(
+        "convnext-train", "ConvNeXt-B forward and backward, 64 × 224²", "transformers", _convnext, _convnext_inputs, _classify, 16,
+        training=True, channels_last=True,
+    ),
+    Entry(
+        "llama-train", "8-layer Llama forward and backward, 4 × 2048 tokens", "transformers", _llama, _text, _learn, 34, training=True
+    ),
+    Entry("llama-decode", "8-layer Llama, one token after 512, batch 1", "transformers", _llama, _cached, _decode_token, 2, rewind=_rewind),
+)  # fmt: skip

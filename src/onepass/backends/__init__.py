@@ -1,0 +1,1 @@
+"""The kernels: torch operations, C for CPUs, Triton and Gluon for GPUs."""

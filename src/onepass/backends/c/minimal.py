@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from onepass.core.allocate import on_cpu
+from onepass.core.memory import LOWEST, require_memory
+from onepass.core.problem import NormProblem
+from onepass.planning.choose import Plan
+
+from .problem import NO_GRADIENTS, Call, addresses, check_status, checked_addresses, dense, new_gradient, pack_tensors
+
+
+def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+    """y alone, where nothing must be copied, added, modulated or mixed: the call that must cost no more than torch's own."""
+    call = Call(problem)
+    if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix:
+        return None
+    run, threads, given = call.library.forward, call.library.threads, problem.given
+    packed, shape, stride, dtype, small = call.packed(given, False), problem.shape, problem.y_stride, problem.dtype, call.small
+    pack = pack_tensors
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        w = b = m = v = 0
+        if weight is not None:
+            if not (weight.is_cpu and weight.is_contiguous()):
+                weight = dense(weight)
+            w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if w < LOWEST:
+                require_memory(("weight",), (weight,))
+        if bias is not None:
+            if not (bias.is_cpu and bias.is_contiguous()):
+                bias = dense(bias)
+            b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if b < LOWEST:
+                require_memory(("bias",), (bias,))
+        if given:
+            mean, var = _as_given(call, mean), _as_given(call, var)
+            m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+            if v < LOWEST or (mean is not None and m < LOWEST):
+                require_memory(("running_mean", "running_var"), (mean, var))
+        at = x.data_ptr()
+        if at < LOWEST:
+            require_memory(("input",), (x,))
+        y = on_cpu(shape, stride, dtype)
+        if run(packed, pack(at, 0, w, b, 0, 0, m, 0, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), 1 if small else threads()):
+            check_status(1)
+        return y
+
+    return launch
+
+
+def _as_given(call: Call, stat: Tensor | None) -> Tensor | None:
+    """As `call.stat`, with a short way for what evaluation hands over: one float for each channel."""
+    if stat is None or (stat.is_cpu and stat.dtype is torch.float32 and stat.dim() == 1 and stat.is_contiguous()):
+        return stat
+    require_memory(("running statistic",), (stat,))
+    return call.stat(stat)
+
+
+def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+    """As `infer`, and running statistics are updated in place."""
+    call = Call(problem)
+    if call.walk.copies or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
+        return None
+    run, packed = call.library.track, call.packed(False, False)
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
+        y = on_cpu(problem.shape, problem.y_stride, problem.dtype)
+        weight, bias = dense(weight), dense(bias)
+        x_at, w, b, m, v = checked_addresses(("input", "weight", "bias", "running_mean", "running_var"), x, weight, bias, mean, var)
+        tensors = pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *NO_GRADIENTS)
+        check_status(run(packed, tensors, call.threads(), m, v, momentum))
+        increment_version((mean, var))  # as any change in place
+        return y
+
+    return launch
+
+
+class Train(NamedTuple):
+    """A forward that remembers, and its backward, where there is nothing but x, weight and bias: the calls of small training steps."""
+
+    forward: Callable[..., tuple[Tensor, Tensor]]  # of x, weight, bias: y, and mean and rstd in one tensor
+    backward: Callable[..., tuple[Tensor | None, ...]]  # of dy, x, weight, bias, those statistics, and which gradients are needed
+    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # mean and rstd
+    stat_stride: tuple[int, ...]  # of those statistics as the kernels read them
+
+
+def train(problem: NormProblem) -> Train | None:
+    call, spec = Call(problem), problem.spec
+    operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or spec.mix or problem.from_y
+    if call.walk.copies or operands:
+        return None
+    run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
+    shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
+    second, f32 = 4 * sets, torch.float32
+    # Their order in memory is this problem's, and a recomputed forward may be another's: shape and strides tell.
+    stat_shape, stat_stride = (2, *problem.stat_shape), (sets, *problem.stat_stride)
+
+    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weight, bias = dense(weight), dense(bias)
+        x_at, w, b = checked_addresses(("input", "weight", "bias"), x, weight, bias)
+        y, stats = on_cpu(shape, stride, dtype), on_cpu(stat_shape, stat_stride, f32)
+        at = stats.data_ptr()
+        mean = at if spec.centered else 0
+        check_status(run(packed, pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *NO_GRADIENTS), threads()))
+        return y, stats
+
+    def backward(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, needs: Sequence[bool]
+    ) -> tuple[Tensor | None, ...]:
+        dx = on_cpu(shape, stride, dtype) if needs[0] else None
+        dweight = new_gradient(weight) if needs[1] and weight is not None else None
+        dbias = new_gradient(bias) if needs[2] and bias is not None else None
+        weight, bias = dense(weight), dense(bias)
+        x_at, w, b, at, dy_at = checked_addresses(("input", "weight", "bias", "statistics", "dy"), x, weight, bias, stats, dy)
+        mean = at if spec.centered else 0
+        operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *addresses(dx, dweight, dbias)
+        check_status(run_back(packed, pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
+        return dx, dweight, dbias
+
+    def statistics(stats: Tensor) -> tuple[Tensor | None, Tensor]:
+        return stats[0] if spec.centered else None, stats[1]
+
+    return Train(forward, backward, statistics, stat_stride)

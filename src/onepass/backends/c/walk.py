@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onepass.core.problem import NormProblem
+from onepass.core.view import ParamMap
+
+
+class Map(NamedTuple):
+    every: int
+    period: int
+    a: int
+    b: int
+    c: int
+    channel_run: int
+    d: int
+    size: int
+
+    @staticmethod
+    def of(map_: ParamMap, size: int) -> Map:
+        return Map(map_.every, map_.period, map_.a, map_.b, map_.c, map_.channel_run, map_.d, size)
+
+
+class Walk(NamedTuple):
+    """The view as the kernels walk it."""
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]  # of x
+    param: Map
+    modulation: Map
+    tile: bool
+    copies: bool  # x is laid out like y first
+    fold: int = 1  # narrow rows of a tile that are walked as one
+
+
+SHORT = 64  # a run that is walked across rather than along
+
+
+NARROW = 1024  # elements; rows that are not half as wide are walked several at a time
+
+
+def walk_of(problem: NormProblem) -> Walk:
+    x, p, m = problem.x, problem.param, problem.modulation
+    assert x is not None and p is not None and m is not None
+    (o, r, s, t), (xo, xr, xs, _) = x.sizes, x.strides
+    maps = Map.of(p, problem.param_size), Map.of(m, problem.modulation_size)
+    copies = bool(problem.copied) or (r > 1 and t < SHORT and s > 1 and xs != t) or (r > 1 and s == 1 and t < SHORT and xr != t)
+    if copies:
+        xo, xr, xs = r * s * t, s * t, t
+    if s == 1 and r > 1 and xr == t:  # a set is one stretch of memory
+        flat = [_flat(map_, t) for map_ in maps]
+        if None not in flat:
+            return Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
+    tile, fold = r > 1 and t < SHORT, 1
+    if tile and xr == s * t and not maps[0].b and not maps[1].b:
+        fold = max(k for k in range(1, max(min(NARROW // (s * t), r // 16), 1) + 1) if r % k == 0)
+    return Walk((o, r // fold, s, t), (xo, xr * fold, xs), *maps, tile, copies, fold)
+
+
+def _flat(map_: Map, run: int) -> Map | None:
+    """The map of rows of `run` that follow one another, seen as one row; None where it is not of the form (1)."""
+    if map_.b == 0 == map_.d:
+        return map_
+    if map_.d == 0:
+        return map_._replace(b=0, channel_run=run, d=map_.b)
+    if map_.b == run // map_.channel_run * map_.d:
+        return map_._replace(b=0)
+    return None

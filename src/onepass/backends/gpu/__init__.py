@@ -1,0 +1,1 @@
+"""The GPU kernels in Triton and Gluon."""

@@ -1,0 +1,34 @@
+"""Whether the programs of a compiled kernel can all run at the same time, as programs must that wait for one another."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+_NVIDIA = "libcuda.so.1", "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+
+
+_AMD = "libamdhip64.so", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
+
+
+class NotResident(RuntimeError):
+    """A kernel's programs cannot all run at the same time."""
+
+
+def require_coresident(kernel: Any, programs: int, device: int) -> None:
+    """Raise NotResident, with the numbers, unless a loaded kernel's programs fit on the device at the same time."""
+    library, name = _NVIDIA if torch.version.hip is None else _AMD
+    metadata, each = kernel.metadata, ctypes.c_int(0)
+    threads = metadata.num_warps * metadata.target.warp_size
+    ask = getattr(ctypes.CDLL(library), name)
+    failed = ask(ctypes.byref(each), ctypes.c_void_p(kernel.function), ctypes.c_int(threads), ctypes.c_size_t(metadata.shared))
+    if failed:
+        raise NotResident(f"the driver does not say how many programs run at the same time: {name} gave error {failed}")
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    if each.value * sms < programs:
+        raise NotResident(
+            f"{programs} programs must run at the same time, and {each.value} of {threads} threads and {metadata.shared} bytes of shared "
+            f"memory fit on each of {sms} multiprocessors"
+        )

@@ -1,0 +1,1 @@
+"""Families that are made of torch operations, on any device."""

@@ -1,0 +1,221 @@
+"""The aten family: torch's own kernels called on the view, each for the views it walks.
+
+"rows" normalizes contiguous rows with one parameter per element of a row, "row_groups" rows in which runs of elements share a parameter,
+"channels" the middle one of three axes, "given" that axis by given statistics. torch keeps statistics in x's dtype unless the parameters
+are fp32, so parameters are handed over in the accumulator's dtype wherever statistics come back. Where something follows the affine step,
+the kernel runs in the accumulator's dtype and the rest is elementwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass.core.arithmetic import affine, normalize
+from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from onepass.core.problem import NormProblem
+from onepass.core.reference import Axes
+from onepass.core.view import contiguous_stride, laid_out
+from onepass.planning.choose import Plan
+
+
+class _Rows:
+    def __init__(self, problem: NormProblem) -> None:
+        assert problem.x is not None
+        spec = problem.spec
+        self.as_it_is = _contiguous(problem) and spec.axes.endswith(spec.reduced) and spec.params == spec.reduced
+        self.shape = problem.shape if self.as_it_is else (problem.x.outer, problem.x.run)
+        self.row = problem.shape[-len(spec.reduced.split()) :] if self.as_it_is else (problem.x.run,)
+        self.column = *self.shape[: len(self.shape) - len(self.row)], *(1 for _ in self.row)
+        self.eps, self.centered = spec.eps, spec.centered
+        self.param_shape = self.row
+
+    def infer(self, problem: NormProblem):
+        row, eps = self.row, self.eps
+        if self.centered:  # the call that must cost little more than torch's own
+            return lambda x, weight, bias, mean, var: torch.layer_norm(x, row, weight, bias, eps, False)
+        if problem.weight in (None, problem.dtype):
+            return lambda x, weight, bias, mean, var: torch.rms_norm(x, row, weight, eps)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
+        if self.centered:
+            return Result(*torch.native_layer_norm(x, self.row, weight, bias, self.eps), var=None)
+        y, rstd = torch.ops.aten._fused_rms_norm(x, self.row, weight, self.eps)
+        return Result(y, None, rstd, None)
+
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
+        mean, rstd = mean.view(self.column), rstd.view(self.column)
+        return torch.ops.aten.native_layer_norm_backward(dy, x, self.row, mean, rstd, weight, bias, needs)
+
+
+class _RowGroups:
+    def __init__(self, problem: NormProblem) -> None:
+        assert problem.x is not None and problem.param is not None
+        x, p = problem.x, problem.param
+        per_row = p.per_row(x)
+        self.sizes = x.outer // p.period, p.period * per_row, x.run // per_row  # samples, channels, positions
+        self.as_it_is = _contiguous(problem) and problem.shape[:2] == self.sizes[:2]
+        self.shape = problem.shape if self.as_it_is else self.sizes
+        self.groups, self.eps, self.param_shape = p.period, problem.spec.eps, self.sizes[1:2]
+
+    def infer(self, problem: NormProblem):
+        groups, eps = self.groups, self.eps
+        return lambda x, weight, bias, mean, var: torch.group_norm(x, groups, weight, bias, eps, False)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
+        return Result(*torch.native_group_norm(x, weight, bias, *self.sizes, self.groups, self.eps), var=None)
+
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
+        if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
+            weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
+        # torch takes Σ dy·x - mean·Σ dy, which loses digits where the mean is large. So the kernel gets x - mean, and 0 as the mean.
+        x, mean = (x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)
+        sets, dy = (self.sizes[0], self.groups), dy.to(x.dtype)
+        return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.sizes, self.groups, needs)
+
+
+class _Channels:
+    def __init__(self, problem: NormProblem) -> None:
+        assert problem.x is not None
+        sizes = problem.x.sizes[1:]
+        self.as_it_is = _contiguous(problem) and problem.shape[:2] == sizes[:2]
+        self.shape = problem.shape if self.as_it_is else sizes
+        self.eps, self.acc, self.given = problem.spec.eps, problem.acc, problem.given
+        self.count, self.param_shape = problem.x.reps * problem.x.run, sizes[1:2]
+
+    def infer(self, problem: NormProblem):
+        eps, training = self.eps, not self.given
+        if problem.dtype == self.acc:
+            return lambda x, weight, bias, mean, var: torch.batch_norm(x, weight, bias, mean, var, training, 0.0, eps, False)
+
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
+        # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
+        running = torch.zeros((2, *self.param_shape), dtype=self.acc, device=x.device)
+        y, mean, rstd = torch.native_batch_norm(x, weight, bias, running[0], running[1], True, 1.0, self.eps)
+        return Result(y, mean, rstd, running[1] * ((self.count - 1) / self.count))
+
+    def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
+        return torch.ops.aten.native_batch_norm_backward(dy, x, weight, None, None, mean, rstd, True, self.eps, needs)
+
+
+class _Given(_Channels):
+    def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Any) -> Result:
+        mean, var = (stat.to(self.acc).contiguous().view(-1) for stat in given)
+        y = torch.native_batch_norm(x, weight, bias, mean, var, False, 0.0, self.eps)[0]
+        return Result(y, mean, torch.rsqrt(var + self.eps), var)
+
+
+KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "given": _Given}
+
+
+def infer(plan: Plan, problem: NormProblem):
+    """torch's function on x itself, where nothing must be packed, reshaped, offset or added at the end; None elsewhere."""
+    kernel, spec = KERNELS[plan.variant](problem), problem.spec
+    plain = spec.params and not spec.weight_offset and not problem.tail
+    return kernel.infer(problem) if kernel.as_it_is and plain else None
+
+
+def forward(plan: Plan, problem: NormProblem):
+    kernel = KERNELS[plan.variant](problem)
+    half = problem.dtype != problem.acc
+
+    def launch(
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        extras: OptionalOperands = NO_OPTIONAL,
+    ) -> Result:
+        if half and weight is None and bias is None:
+            weight = torch.ones(kernel.param_shape, dtype=problem.acc, device=x.device)
+        else:
+            weight = _weight(weight, problem, kernel.param_shape)
+        y, mean, rstd, var = kernel.forward(_packed(x, problem, kernel), weight, _param(bias, problem, kernel.param_shape), mean, var)[:4]
+        mean, var = (None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride) for stat in (mean, var))
+        return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
+
+    def with_tail(x: Tensor, weight, bias, mean, var, extras: OptionalOperands = NO_OPTIONAL) -> Result:
+        result = launch(x, weight, bias, mean, var)
+        axes = Axes(problem.spec, result.y)
+        y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
+        axes.tail(extras).into(y.view(axes.shape), axes.x(result.y))
+        return result._replace(y=y)
+
+    return with_tail if problem.tail else launch
+
+
+def backward(plan: Plan, problem: NormProblem):
+    kernel = KERNELS[plan.variant](problem)
+
+    def launch(
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        rstd: Tensor,
+        needs: Sequence[bool],
+        extras: OptionalOperands = NO_OPTIONAL,
+        var: Tensor | None = None,
+    ) -> Gradients:
+        needs = Needs(*needs)
+        mean, rstd = (laid_out(stat, problem.stat_stride).as_strided((stat.numel(),), (1,)) for stat in (mean, rstd))
+        params = _weight(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
+        mask = [needs.x, needs.weight and weight is not None, needs.bias and bias is not None]
+        dy, x = (_packed(t, problem, kernel) for t in (dy, x))
+        dx, *grads = kernel.backward(dy, x, *params, mean, rstd, mask)
+        dweight, dbias = (
+            grad.view(param.shape).to(param.dtype) if needed and grad is not None and param is not None else None
+            for grad, param, needed in zip(grads, (weight, bias), mask[1:])
+        )
+        dx = _unpacked(dx, problem, kernel) if mask[0] and dx is not None else None
+        if dx is not None and extras.residual is not None:
+            dx += extras.residual
+        return Gradients(None if dx is None else dx.to(problem.dtype), dweight, dbias)
+
+    def with_tail(dy: Tensor, x: Tensor, weight, bias, mean, rstd, needs, extras: OptionalOperands = NO_OPTIONAL, var=None) -> Gradients:
+        wanted = Needs(*needs)
+        axes = Axes(problem.spec, x)
+        x_hat = normalize(axes.x(x), axes.stat(mean), rstd.reshape(axes.stat_shape))
+        u = affine(x_hat, axes.weight(weight), axes.bias(bias))
+        dz, du = axes.tail(extras).back(axes.x(dy), u)
+        grads = launch(du.reshape(problem.shape), x, weight, bias, mean, rstd, needs, extras)
+        scale, shift = extras.scale, extras.shift
+        return grads._replace(
+            dscale=axes.modulation.sum(dz * u, scale) if scale is not None and wanted.scale else None,
+            dshift=axes.modulation.sum(dz, shift) if shift is not None and wanted.shift else None,
+        )
+
+    return with_tail if problem.tail else launch
+
+
+def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
+    """x, laid out like y, as a contiguous tensor of the kernel's shape; in the accumulator's dtype if there is a tail."""
+    x = laid_out(x.to(problem.acc) if problem.tail else x, problem.y_stride)
+    return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
+
+
+def _unpacked(y: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
+    """What the kernel returned, in x's shape and order; not as a view, which autograd would not let users change in place."""
+    if kernel.as_it_is:
+        return y
+    return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), problem.shape, problem.y_stride)  # pyright: ignore
+
+
+def _param(param: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> Tensor | None:
+    if param is None or (param.dtype == problem.acc and param.shape == shape and param.is_contiguous()):
+        return param
+    return param.to(problem.acc).contiguous().view(shape)
+
+
+def _weight(weight: Tensor | None, problem: NormProblem, shape: Sequence[int]) -> Tensor | None:
+    weight, offset = _param(weight, problem, shape), problem.spec.weight_offset
+    return weight if weight is None or not offset else weight + offset
+
+
+def _contiguous(problem: NormProblem) -> bool:
+    return problem.stride == contiguous_stride(problem.shape)

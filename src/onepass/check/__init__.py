@@ -1,0 +1,1 @@
+"""Every validation of arguments and its message."""

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import operator
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensor(x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
+
+
+def whole(name: str, value: Any, place: str = "") -> int:
+    """A number of something, as an int. torch takes no bool for one."""
+    try:
+        if type(value) is not bool:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{place or f'argument {name!r}'} must be int, not {type(value).__name__}; got {name}={value!r}")
+
+
+def real(function: str, name: str, position: int, value: Any) -> float:
+    """A number as a float. torch takes no Fraction for one."""
+    if isinstance(value, (float, int, torch.SymFloat)):
+        return value  # pyright: ignore[reportReturnType], a symbol stays one
+    scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+    if scalar or type(value).__module__ == "numpy":
+        with suppress(TypeError, ValueError):
+            return float(value)
+    raise TypeError(
+        f"{function}(): argument '{name}' (position {position}) must be float, not {type(value).__name__}; got {name}={value!r}"
+    )
+
+
+def momentum(function: str, position: int, value: Any) -> Any:
+    """A number, or a tensor of one, as modules that count their batches have."""
+    if value is None:
+        raise TypeError(
+            f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None, a cumulative average, "
+            "belongs to the modules onepass.nn.BatchNorm1d, 2d and 3d, which count their batches"
+        )
+    return value if isinstance(value, Tensor) and value.numel() == 1 else real(function, "momentum", position, value)
+
+
+def flag(function: str, name: str, position: int, value: Any) -> None:
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise TypeError(
+            f"{function}(): argument '{name}' (position {position}) must be bool, not {type(value).__name__}; got {name}={value!r}"
+        )
+
+
+def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
+    """normalized_shape as a tuple of ints."""
+    place = f"{function}(): argument 'normalized_shape' (position 2)"
+    if isinstance(normalized_shape, (str, Tensor)):
+        raise TypeError(f"{place} must be tuple of ints, not {type(normalized_shape).__name__}; got {normalized_shape!r}")
+    try:
+        sizes = tuple(normalized_shape)
+    except TypeError:
+        raise TypeError(
+            f"{place} must be tuple of ints, not {type(normalized_shape).__name__}; got {normalized_shape!r}, did you mean "
+            f"({normalized_shape!r},)?"
+        ) from None
+    for i, n in enumerate(sizes):
+        if isinstance(n, bool) or not (hasattr(n, "__index__") or isinstance(n, torch.SymInt)):
+            raise TypeError(f"{place} must be tuple of ints, but found element of type {type(n).__name__} at pos {i}; got {sizes}")
+    return tuple([n if isinstance(n, torch.SymInt) else operator.index(n) for n in sizes])  # pyright: ignore[reportReturnType]

@@ -1,0 +1,267 @@
+"""Every validation of what users pass to a norm, and its message. (What the extras take is in `check_extras.py`.)
+
+A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the
+likely fix. Nothing is touched before its checks have passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from torch import Tensor
+
+from onepass.core.memory import require_memory_if_shown
+from onepass.core.spec import GRANULARITIES
+
+from .tensors import (
+    FLOATS,
+    Named,
+    alike,
+    are_tensors,
+    at_least_2d,
+    both_or_neither,
+    channelwise,
+    floating,
+    hint_channel_dim,
+    more_than_one,
+    one_device,
+    per_channel,
+    positions,
+    updatable,
+)
+
+
+def layer_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, granularity: str = "element"
+) -> None:
+    floating(x, "LayerNormKernelImpl")
+    _trailing(x, normalized_shape, "*, ")
+    params = ("weight", weight), ("bias", bias)
+    are_tensors(*params)
+    if granularity == "element":
+        _shaped_like(normalized_shape, *params)
+    else:
+        _granular(granularity, normalized_shape, *params)
+    alike(x, *params)
+
+
+def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
+    floating(x, "rms_norm")
+    _trailing(x, normalized_shape, "*")
+    are_tensors(("weight", weight))
+    _shaped_like(normalized_shape, ("weight", weight))
+    one_device(x, ("weight", weight))
+
+
+def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, channel_dim: int = 1) -> None:
+    floating(x, "GroupNormKernelImpl")
+    if x.dim() < 2:
+        raise RuntimeError(
+            f"Expected at least 2 dimensions for input tensor but received {x.dim()}; group_norm takes (N, C, *), "
+            f"input has shape {list(x.shape)}: add a batch dimension with input.unsqueeze(0)"
+        )
+    channels = x.shape[channel_dim]
+    if num_groups == 0:
+        raise ZeroDivisionError(f"integer division or modulo by zero; num_groups=0, expected a divisor of the {channels} channels of input")
+    if num_groups < 0:
+        raise RuntimeError(
+            f"Expected num groups to be greater than 0, got {num_groups}; expected a divisor of the {channels} channels of input"
+        )
+    if channels % num_groups:
+        raise RuntimeError(
+            f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.shape)} "
+            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}{hint_channel_dim(x, weight, channel_dim)}"
+        )
+    sizes = [x.shape[0] * channels // num_groups, num_groups, *positions(x, channel_dim)]
+    more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
+    params = ("weight", weight), ("bias", bias)
+    are_tensors(*params)
+    for name, param in params:
+        if param is not None and tuple(param.shape) != (channels,):
+            raise RuntimeError(
+                f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
+                f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]"
+                f"{hint_channel_dim(x, param, channel_dim)}"
+            )
+    alike(x, *params)
+
+
+def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    floating(x, "LayerNormKernelImpl")
+    if x.dim() != 4:
+        raise RuntimeError(
+            f"expected 4D input (got {x.dim()}D input); layer_norm2d takes (N, C, H, W), input has shape {list(x.shape)}: "
+            "for (N, L, C) use layer_norm"
+        )
+    params = ("weight", weight), ("bias", bias)
+    are_tensors(*params)
+    for name, param in params:
+        if param is not None and tuple(param.shape) != (x.shape[1],):
+            raise RuntimeError(
+                f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
+                f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{hint_channel_dim(x, param)}"
+            )
+    alike(x, *params)
+
+
+def num_channels(x: Tensor, channels: int) -> None:
+    if x.dim() == 4 and x.shape[1] != channels:
+        raise RuntimeError(
+            f"Given normalized_shape=[{channels}], expected input with {channels} channels, but got input of size{list(x.shape)}; "
+            "LayerNorm2d takes (N, C, H, W): for (N, H, W, C) use LayerNorm"
+        )
+
+
+def instance_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    channel_dim: int = 1,
+) -> None:
+    if use_input_stats and prod(positions(x, channel_dim)) == 1:
+        raise ValueError(
+            f"Expected more than 1 spatial element when training, got input size {x.shape}; instance_norm takes (N, C, L, ...) and one "
+            "element has no variance: pass use_input_stats=False with running statistics, or use group_norm or layer_norm"
+        )
+    at_least_2d(x)
+    floating(x, "batch_norm")
+    running = ("running_mean", running_mean), ("running_var", running_var)
+    if not use_input_stats and (running_mean is None or running_var is None):
+        raise RuntimeError(
+            "Expected running_mean and running_var to be defined when use_input_stats is false; got "
+            + " and ".join(f"{name}={'None' if stat is None else 'a tensor'}" for name, stat in running)
+            + ": pass both, or use_input_stats=True"
+        )
+    both_or_neither(*running)
+    if use_input_stats:
+        updatable(x, *running)
+    params = ("weight", weight), ("bias", bias)
+    are_tensors(*params)
+    for named in (*params, *running):
+        per_channel(x, named, x.shape[0], channel_dim)
+    alike(x, *params)
+    alike(x, *running)
+
+
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    eps: float,
+    channel_dim: int = 1,
+) -> None:
+    running = ("running_mean", running_mean), ("running_var", running_var)
+    if training:
+        if x.numel():
+            at_least_2d(x)
+        hint = "one value has no variance: use a larger batch, or training=False with running statistics"
+        more_than_one(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
+        both_or_neither(*running)
+        updatable(x, *running)
+    if eps < 0 or (training and eps == 0):
+        wanted = "positive during training" if training else "non-negative"
+        raise ValueError(f"batch_norm eps must be {wanted}, but got {eps}; it keeps a channel of equal values finite: try 1e-5")
+    for name, stat in running:
+        if stat is None and not training:
+            raise RuntimeError(
+                f"{name} must be defined in evaluation mode; got {name}=None: pass running statistics, or training=True to use the batch's"
+            )
+    channelwise(x, channel_dim, *running, ("weight", weight), ("bias", bias))
+
+
+def switchable_norm(
+    x: Tensor,
+    mean_weight: Tensor,
+    var_weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    using_bn: bool,
+    channel_dim: int,
+) -> None:
+    at_least_2d(x)
+    if not using_bn and (running_mean is not None or running_var is not None):
+        raise ValueError("running_mean and running_var belong to BatchNorm, which using_bn=False leaves out: pass None, or using_bn=True")
+    if using_bn:
+        batch_norm(x, weight, bias, running_mean, running_var, training, eps, channel_dim)
+    else:
+        channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
+    logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
+    are_tensors(*logits)
+    names = "mean_weight", "var_weight", "running_mean", "running_var"
+    require_memory_if_shown(names, (mean_weight, var_weight, running_mean, running_var))
+    one_device(x, *logits)
+    for name, logit in logits:
+        if logit is not None and logit.dtype not in FLOATS:
+            raise RuntimeError(f"{name} has dtype {logit.dtype}, expected a floating one: convert it with {name}.float()")
+    norms = ["InstanceNorm", "LayerNorm", "BatchNorm"][: 3 if using_bn else 2]
+    for name, logit in logits:
+        if logit is None or not (logit.shape == (len(norms),) or (x.dim() == 2 and logit.shape == (len(norms) - 1,))):
+            raise RuntimeError(
+                f"Expected {name} to have {len(norms)} elements, for {', '.join(norms)}, but got "
+                f"{'None' if logit is None else list(logit.shape)}; using_bn={using_bn}: start from torch.ones({len(norms)})"
+            )
+
+
+def _trailing(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
+    shape = list(normalized_shape)
+    if not shape:
+        raise RuntimeError(
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, but got normalized_shape = []; "
+            f"expected the last dimensions of input, for example {list(x.shape[-1:])}"
+        )
+    if x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape:
+        last = list(x.shape[max(x.dim() - len(shape), 0) :])
+        raise RuntimeError(
+            f"Given normalized_shape={shape}, expected input with shape [{star}{', '.join(map(str, shape))}], but got input of size"
+            f"{list(x.shape)}; the last dimensions of input are {last}: pass normalized_shape={last}, or move the axis to the end"
+        )
+
+
+def _shaped_like(normalized_shape: Sequence[int], *params: Named) -> None:
+    for name, param in params:
+        if param is not None and tuple(param.shape) != tuple(normalized_shape):
+            raise RuntimeError(
+                f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
+                f"normalized_shape = {list(normalized_shape)}; "
+                + (
+                    f"reshape it with {name}.reshape({list(normalized_shape)})"
+                    if param.numel() == prod(normalized_shape)
+                    else f"expected one {name} per normalized element"
+                    + (", for one per channel pass granularity='channel'" if list(param.shape) == list(normalized_shape[:1]) else "")
+                )
+            )
+
+
+def granular_shape(granularity: str, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of weight and bias."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity={granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}")
+    return tuple(normalized_shape[: {"element": len(normalized_shape), "channel": 1, "global": 0}[granularity]])
+
+
+def _granular(granularity: str, normalized_shape: Sequence[int], *params: Named) -> None:
+    channel, expected = granularity == "channel", list(granular_shape(granularity, normalized_shape))
+    for name, param in params:
+        if param is not None and not (list(param.shape) == expected or (not channel and list(param.shape) == [1])):
+            wanted = f"{expected}, one per channel, the first of" if channel else "[] or [1], one for all of"
+            raise RuntimeError(
+                f"Expected {name} to be of shape {wanted} normalized_shape = {list(normalized_shape)}, but got {name} of shape "
+                f"{list(param.shape)}; granularity={granularity!r}: choose among {', '.join(GRANULARITIES)}"
+            )
+
+
+def _nearest(channels: int, num_groups: int) -> str:
+    divisors = [d for d in range(1, channels + 1) if channels % d == 0]
+    below, above = [d for d in divisors if d < num_groups][-1:], [d for d in divisors if d > num_groups][:1]
+    return f"nearest divisors of {channels}: {', '.join(map(str, below + above))}"

@@ -1,0 +1,132 @@
+"""Whether a kernel may be handed these tensors: it indexes memory by the problem's sizes, and trusts the addresses it gets.
+
+What users pass to a function is checked in `check.py`, with better words. Here is what else reaches a kernel: the operands of a registered
+op, tensors that changed between a call and its backward, and tensors without memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+from onepass.core.operands import OptionalOperands
+from onepass.core.problem import NormProblem
+from onepass.core.spec import NormSpec
+from onepass.core.view import ParamMap, View
+
+from .tensors import FLOATS
+
+
+def check_forward(
+    problem: NormProblem,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    extras: OptionalOperands,
+) -> None:
+    """Every operand of a forward against its problem."""
+    _check_common(problem, x, weight, bias, extras)
+    sets = prod(problem.stat_shape)
+    _sized("mean", mean, sets, "one for each set")
+    _sized("var", var, sets, "one for each set")
+    if problem.given and problem.spec.centered and mean is None:
+        raise ValueError("mean is None, expected the mean that belongs to var: pass both, or neither to compute them")
+    if mean is not None and not problem.given:
+        raise ValueError("var is None, expected the variance that belongs to mean: pass both, or neither to compute them")
+    _shaped("residual", extras.residual, x)
+    _on_device(x, {"mean": mean, "var": var})
+
+
+def check_backward(
+    problem: NormProblem,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor,
+    extras: OptionalOperands,
+    var: Tensor | None,
+) -> None:
+    """Every operand of a backward against its problem. In the place of the residual stands dsum, the gradient of the sum."""
+    _check_common(problem, x, weight, bias, extras)
+    sets = prod(problem.stat_shape)
+    for name, t in {"mean": mean, "rstd": rstd, "var": var}.items():
+        _sized(name, t, sets, "one for each set")
+    if problem.spec.centered and not problem.from_y and mean is None:
+        raise ValueError("mean is None, expected the mean of each set that the forward returned")
+    if problem.spec.mix and var is None:
+        raise ValueError("var is None, expected the variance of each set that the forward returned")
+    _shaped("dy", dy, x)
+    _shaped("dsum", extras.residual, x)
+    if dy.dtype != x.dtype:
+        raise RuntimeError(f"dy has dtype {dy.dtype}, expected {x.dtype}, that of x: convert it with dy.to({x.dtype})")
+    _on_device(x, {"dy": dy, "mean": mean, "rstd": rstd, "var": var})
+
+
+def check_sizes(spec: NormSpec) -> None:
+    """The factors of a spec that came as plain numbers."""
+    for name, size in spec.sizes:
+        if size < 1:
+            raise ValueError(f"sizes gives {name} = {size}, expected at least 1")
+
+
+def _check_common(problem: NormProblem, x: Tensor, weight: Tensor | None, bias: Tensor | None, extras: OptionalOperands) -> None:
+    _floating("x", x)
+    _indexed("weight", weight, problem.param, problem.x, problem.param_size)
+    _indexed("bias", bias, problem.param, problem.x, problem.param_size)
+    _indexed("scale", extras.scale, problem.modulation, problem.x, problem.modulation_size)
+    _indexed("shift", extras.shift, problem.modulation, problem.x, problem.modulation_size)
+    norms = len(problem.spec.mix.split(",")) if problem.spec.mix else 0
+    for name in ("mean_weight", "var_weight"):
+        weights = getattr(extras, name)
+        _sized(name, weights, norms, "one for each norm of the mix")
+        if norms and weights is None:
+            raise ValueError(f"{name} is None, expected {norms} elements, one for each norm of the mix")
+    if (extras.running_mean is None) != (extras.running_var is None):
+        raise ValueError("expected running_mean and running_var both or neither: one of them is None")
+    _on_device(x, {"weight": weight, "bias": bias, **extras._asdict()})
+
+
+def _indexed(name: str, t: Tensor | None, map_: ParamMap | None, view: View | None, size: int) -> None:
+    """A parameter: it has as many elements as the spec says, and no index of the map passes its end."""
+    _sized(name, t, size, "as the spec says")
+    if t is None or map_ is None or view is None:
+        return
+    largest = map_.largest(view.reps, view.sets, view.run)
+    if largest >= size:
+        raise ValueError(f"{name} has {size} elements, and the spec indexes element {largest}: an axis stands twice in its words")
+
+
+def _sized(name: str, t: Tensor | None, size: int, why: str) -> None:
+    if t is None:
+        return
+    if t.numel() != size:
+        raise ValueError(f"{name} has shape {list(t.shape)}, expected {size} elements, {why}")
+    _floating(name, t)
+
+
+def _shaped(name: str, t: Tensor | None, x: Tensor) -> None:
+    if t is None:
+        return
+    if t.shape != x.shape:
+        raise ValueError(f"{name} has shape {list(t.shape)}, expected {list(x.shape)}, the shape of x")
+    _floating(name, t)
+
+
+def _floating(name: str, t: Tensor) -> None:
+    if t.layout != torch.strided or t.dtype not in FLOATS:
+        raise NotImplementedError(
+            f"{name} has layout {t.layout} and dtype {t.dtype}, expected a strided tensor of float64, float32, bfloat16 or float16"
+        )
+
+
+def _on_device(x: Tensor, operands: Mapping[str, Tensor | None]) -> None:
+    for name, t in operands.items():
+        if t is not None and t.device != x.device:
+            raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is: move it with .to({str(x.device)!r})")

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass.core.memory import require_memory_if_shown
+from onepass.core.problem import NormProblem
+from onepass.core.spec import NormSpec
+from onepass.dispatch.route import batched
+
+from .tensors import SCALAR
+
+Signature = tuple[torch.dtype, torch.Size, torch.device]
+
+
+SAVED = ("input", "weight", "bias", "mean", "rstd", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
+
+
+SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # by calls with nothing else
+
+
+def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
+    """What launchers rely on, beside the strides of x."""
+    return [None if t is None else (t.dtype, t.shape, t.device) for t in tensors]
+
+
+def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
+    """What a backward unpacked, where that is not what was saved, as a kernel may take it; raises where none may.
+
+    Module.half(), an assignment to .data and hooks on saved tensors all change tensors behind the graph's back.
+    """
+    found: list[Any] = []
+    for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED, saved, were):
+        now = None if t is None else (t.dtype, t.shape, t.device)
+        if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
+            require_memory_if_shown((name,), (t,))
+            t = t.to(was[0])  # as torch's backward of a norm without a mean does on a CPU; all others raise
+        elif now != was:
+            raise RuntimeError(
+                f"{_converted(was, now)}{name} was {_in_words(was)} in the forward and is {_in_words(now)} in the backward: call "
+                "backward() before you convert, move or replace it, and return from hooks on saved tensors what was saved"
+            )
+        found.append(t)
+    return found
+
+
+def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, device: torch.device) -> None:
+    """torch's engine checks the gradients that arrive; a node that is called directly may be handed anything."""
+    if gradient is None or (gradient.shape == problem.shape and gradient.dtype is problem.dtype and gradient.device == device):
+        return
+    if batched(gradient):
+        return
+    now, expected = (gradient.dtype, gradient.shape, gradient.device), (problem.dtype, torch.Size(problem.shape), device)
+    raise RuntimeError(f"{name} is {_in_words(now)}, expected {_in_words(expected)}, as the output is")
+
+
+def _converted(was: Signature | None, now: Signature | None) -> str:
+    """torch's phrase, where the dtype has changed."""
+    if was is None or now is None or was[0] == now[0]:
+        return ""
+    return f"expected scalar type {SCALAR[was[0]]} but found {SCALAR.get(now[0], now[0])}; "
+
+
+def _in_words(signature: Signature | None) -> str:
+    if signature is None:
+        return "None"
+    dtype, shape, device = signature
+    return f"{dtype} of shape {list(shape)} on {device}"

@@ -1,0 +1,76 @@
+"""`onepass bench` and `onepass report`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from onepass import __version__
+from onepass.bench import record
+from onepass.bench.measure import measure
+from onepass.bench.providers import OURS, PROVIDERS
+from onepass.bench.record import Record
+from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row
+from onepass.bench.terminal import progress, table
+from onepass.verify import cases
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
+    parser.add_argument("--direction", choices=["forward", "backward"], help="only this one")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="only rows with this in their name")
+    parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="only this one; may be repeated")
+    parser.add_argument("--limit", type=float, metavar="MB", help="skip rows whose x is larger (64 on the CPU, else none)")
+    parser.add_argument("--list", action="store_true", help="print the rows and measure nothing")
+    parser.add_argument("--out", type=Path, help="keep the results in this file, one JSON object a line, in the place of older ones")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = [row for row in (*SUITE, *BACKWARD_SUITE) if args.op in (None, row.case.op) and args.only in row.name]
+    chosen = [row for row in chosen if args.direction in (None, row.direction)]
+    if args.list:
+        print(table([["row", "MB", "target"], *([row.name, f"{row.nbytes / 1e6:.0f}", row.goal] for row in chosen)]))
+        return 0
+    limit = args.limit if args.limit is not None else 64 if args.device == "cpu" else float("inf")
+    rows = [row for row in chosen if row.nbytes <= limit * 1e6]
+    if not rows:
+        raise ValueError(f"none of {len(chosen)} rows that fit --op, --direction and --only is within --limit {limit:g}; see --list")
+    providers = {name: provider for name, provider in PROVIDERS.items() if name in (args.provider or PROVIDERS)}
+    print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
+    if len(rows) < len(chosen):
+        print(f"{len(chosen) - len(rows)} rows over {limit:g} MB are skipped")
+    results: dict[Row, dict[str, Record]] = {}
+    for row in progress(rows, len(rows), lambda row: row.name, log=True):
+        records = measure(row, args.device, providers)
+        results[row] = {result["provider"]: result for result in records}
+        if args.out:  # after every row: a run that is cut short keeps what it has
+            record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], records))
+    print(
+        f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}\ntimes in µs; fraction: of the speed of a copy; "
+        "MB more: memory that a backward needs beside its gradients"
+    )
+    failed = [result for found in results.values() for result in found.values() if "error" in result]
+    for result in failed:
+        print(f"FAILED {result['row']} by {result['provider']}: {result['error']}")
+    return 1 if any(result["provider"] == OURS for result in failed) else 0
+
+
+_HEAD = ["row", "plan", "onepass", "(quartiles)", "fraction", "target", "torch", "torch.compile", "copy", "host", "torch's", "MB more"]
+
+
+def _line(row: Row, found: dict[str, Record]) -> list[str]:
+    ours, copy = found.get(OURS, {}), next(iter(found.values()))["copy_us"]
+
+    def number(provider: str, field: str = "us") -> str:
+        value = found.get(provider, {}).get(field)
+        return "–" if value is None else f"{value:.1f}"
+
+    spread = f"{number(OURS, 'low_us')}-{number(OURS, 'high_us')}" if "us" in ours else ""
+    fraction = f"{ours['fraction']:.2f}" if "us" in ours else "FAILED" if "error" in ours else "–"
+    target = row.goal + (" ✓" if ours.get("met") else "")
+    times = number(OURS), spread, fraction, target, number("torch"), number("torch.compile"), f"{copy:.1f}"
+    return [row.name, ours.get("plan") or "–", *times, number(OURS, "host_us"), number("torch", "host_us"), record.extra_mb(ours)]

@@ -1,0 +1,83 @@
+"""Which elements each norm averages over, drawn: the N×C×HW cubes of the GroupNorm paper, with the sets read off the views."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass.core import norms
+from onepass.core.problem import NormProblem, bind
+from onepass.core.spec import NormSpec
+
+SIZES = {"N": 4, "C": 6, "H": 2, "W": 2}
+
+
+GROUPS = 2
+
+
+# Title, definition, and the order in which the dimensions of x lie in memory.
+PANELS: list[tuple[str, NormSpec, str]] = [
+    ("BatchNorm", norms.batch_norm(), "NCHW"),
+    ("InstanceNorm", norms.instance_norm(), "NCHW"),
+    (f"GroupNorm, {GROUPS} groups", norms.group_norm(GROUPS), "NCHW"),
+    ("LayerNorm over C", norms.layer_norm(1), "NHWC"),
+    ("LayerNorm2d", norms.layer_norm2d(), "NCHW"),
+    ("LayerNorm over (C, H, W)", norms.layer_norm(3), "NCHW"),
+]
+
+
+BLUE, GREY, EDGE = "#4a8de8", "#f2f4f7", "#8a97a6"
+
+
+def problem_of(definition: NormSpec, order: str) -> NormProblem:
+    return bind(definition, torch.empty([SIZES[axis] for axis in order]))
+
+
+def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> Tensor:
+    """The set of element (n, c, position), walked as the view walks it, as booleans over (N, C, H·W).
+
+    Example: `members(problem_of(spec.batch_norm(), "NCHW"), "NCHW", 0, 0, 0).sum()` is N·H·W = 16.
+    """
+    view = problem.x
+    assert view is not None
+    for o, s in product(range(view.outer), range(view.sets)):
+        memory = torch.zeros(problem.shape, dtype=torch.bool).view(-1)
+        for r, t in product(range(view.reps), range(view.run)):
+            memory[sum(i * stride for i, stride in zip((o, r, s, t), view.strides))] = True
+        cube = memory.view(problem.shape).permute([order.index(axis) for axis in "NCHW"]).flatten(2)
+        if cube[n, c, position]:
+            return cube
+    raise AssertionError("the view misses an element")
+
+
+def draw(path: Path) -> None:
+    """Save the picture as a PNG. Needs matplotlib.
+
+    Example: `draw(Path("norms.png"))`
+    """
+    from matplotlib.colors import LightSource
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 8.4), layout="constrained")
+    figure.suptitle("Blue: elements that share one mean and variance, walked by the view x[outer, reps, sets, run] of memory", fontsize=13)
+    for place, (title, definition, order) in enumerate(PANELS, 1):
+        problem = problem_of(definition, order)
+        assert problem.x is not None
+        cube = members(problem, order, 0, SIZES["C"] - 1, SIZES["H"] * SIZES["W"] - 1).permute(1, 0, 2)  # C right, N back, H·W up
+        axes: Any = figure.add_subplot(2, 3, place, projection="3d")
+        light = LightSource(azdeg=145, altdeg=50)
+        for filled, color in ((cube, BLUE), (~cube, GREY)):
+            axes.voxels(filled.numpy(), facecolors=color, edgecolor=EDGE, linewidth=0.7, lightsource=light)
+        axes.set_box_aspect(cube.shape, zoom=1.05)
+        axes.view_init(elev=22, azim=-58)
+        axes.set_axis_off()
+        c, n, positions = cube.shape
+        for name, where in (("C", (c / 2, -0.9, -0.2)), ("N", (c + 0.7, n / 2, -0.2)), ("H·W", (-0.8, 0, positions / 2))):
+            axes.text(*where, name, ha="center", va="center", fontsize=11)
+        sizes = problem.x.sizes
+        axes.set_title(f"{title}\n{order}: " + ", ".join(f"{name} {size}" for name, size in zip(("outer", "reps", "sets", "run"), sizes)))
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onepass.bench import timing
+from onepass.bench.record import dtype_name
+from onepass.bench.terminal import table
+from onepass.core.spec import ACTIVATIONS, GRANULARITIES
+from onepass.planning.explain import explain
+from onepass.planning.options import force
+from onepass.planning.registry import FAMILIES
+from onepass.verify import cases, matrix, oracle
+from onepass.verify.cases import Case
+
+from .main import main
+from .words import LAYOUTS, milliseconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", choices=list(cases.OPS))
+    parser.add_argument("--shape", required=True, type=lambda text: tuple(map(int, text.split(","))), help="for example 32,512,64,64")
+    parser.add_argument("--layout", default="contiguous", choices=[*LAYOUTS, *cases.LAYOUTS])
+    parser.add_argument("--groups", type=int, default=32, help="group_norm")
+    parser.add_argument("--rank", type=int, default=1, help="how many trailing dimensions layer_norm and rms_norm normalize")
+    parser.add_argument("--affine", default="both", choices=cases.AFFINES)
+    parser.add_argument("--wide", action="store_true", help="float32 parameters beside a half-type input")
+    parser.add_argument("--init", default="normal", choices=cases.INITS)
+    parser.add_argument("--eps", type=float, default=1e-5)
+    parser.add_argument("--running", action="store_true", help="batch_norm, instance_norm: update running statistics")
+    parser.add_argument("--evaluate", action="store_true", help="batch_norm, instance_norm: use running statistics")
+    parser.add_argument("--momentum", type=float, default=0.1)
+    parser.add_argument("--activation", default="", choices=ACTIVATIONS, help="applied last")
+    parser.add_argument("--modulate", action="store_true", help="with a scale and shift per sample")
+    parser.add_argument("--residual", action="store_true", help="layer_norm, rms_norm, group_norm: add a residual first")
+    parser.add_argument("--save", choices=("x", "y"), default="x", help="what the backward is computed from (x)")
+    parser.add_argument("--offset", type=float, default=0.0, help="layer_norm, rms_norm: weight_offset")
+    parser.add_argument("--granularity", default="element", choices=GRANULARITIES, help="layer_norm: what its parameters belong to")
+    parser.add_argument("--last", action="store_true", help="group, instance, batch and switchable norm: channels last, (N, *, C)")
+    parser.add_argument("--no-bn", dest="using_bn", action="store_false", help="switchable_norm: without BatchNorm")
+    parser.add_argument("--dtype", default="float32", choices=[dtype_name(d) for d in matrix.DTYPES])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", choices=[family.name for family in FAMILIES], help="pin a kernel family")
+    parser.add_argument("--verify", action="store_true", help="hold output and gradients against both oracles")
+    parser.add_argument("--time", action="store_true", help="time it beside torch")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    fields = {name: getattr(args, name) for name in Case.__dataclass_fields__}
+    case = Case(**{**fields, "layout": LAYOUTS.get(args.layout, args.layout)})
+    operands = cases.make(case, getattr(torch, args.dtype), args.device, args.seed)
+    dy = cases.make_dy(operands, args.seed)
+    with force(args.family):
+        print(f"{case.name}\n\n{explain(cases.by_onepass, case, operands)}")
+        y = oracle.evaluate(case, operands, None).y
+        print(f"\ny: mean {y.double().mean():.4g}, standard deviation {y.double().std():.4g}, strides {y.stride()}")
+        ok = _report_errors(case, operands, dy) if args.verify else True
+        if args.time:
+            _report_times(case, operands, dy)
+    return 0 if ok else 1
+
+
+def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bool:
+    exact = oracle.exact(case, operands, dy)
+    rows = [["", "largest error", "of the budget", "torch's, of the budget"]]
+    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch))
+    worst, torch_worst = (oracle.worst(outcome, exact.value, exact.allowed) for outcome in (ours, torchs))
+    for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst.parts, torch_worst.parts):
+        if outcome is not None and value is not None and error is not None:
+            largest = (outcome.double() - value).abs().nan_to_num().max().item() if outcome.numel() else 0.0
+            rows.append([name, f"{largest:.3g}", f"{error:.3f}", f"{other:.3f}"])
+    print(f"\n{table(rows)}\nthe two oracles differ by {exact.disagreement:.2g} of what they may")
+    return exact.disagreement <= 1 and max(worst.forward, worst.backward or 0) <= 1
+
+
+def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> None:
+    rows = [["milliseconds", "onepass", "torch", "copy of x"]]
+    for name, gradient in (("forward", None), ("with backward", dy)):
+        runs: list[Callable[[], Any]] = [
+            lambda f=run, g=gradient: oracle.evaluate(case, operands, g, f) for run in (cases.by_onepass, cases.by_torch)
+        ]
+        times = timing.interleaved([*runs, operands.x.clone])
+        rows.append([name, *(f"{milliseconds(t.median)} ({milliseconds(t.low)}-{milliseconds(t.high)})" for t in times)])
+    print(f"\n{table(rows)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What the planner may know about the hardware. The only place that asks."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+# As Triton 3.9 compiles it for gfx942, a program says that its moments are there without having waited for the stores of all its waves.
+NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
+
+
+NO_RING = "it is written for Hopper, GPUs of compute capability 9.0"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as plain numbers, so that `plan` is pure and can be tested for hardware that is not here."""
+
+    kind: str  # torch's device type: "cpu", "cuda", ...
+    name: str = ""
+    sms: int = 0  # multiprocessors, or compute units
+    warp: int = 32  # threads that run together
+    shared: int = 0  # bytes of shared memory that a program may have
+    prefetches: bool = False  # loads can run ahead into shared memory
+    chains: bool = False  # a kernel can start while the one before it ends
+    no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
+    no_team: str = ""  # why programs that wait for one another cannot run, or ""
+    l2: int = 0  # bytes of the cache that all programs share
+    no_ring: str = NO_RING  # why the kernel for Hopper cannot run, or ""
+    no_c: str = "C kernels are for the CPU"  # why they cannot run, or ""
+
+
+class Process:
+    """What became of the process since onepass was imported."""
+
+    forked = False  # it is a copy of another, with one thread of that one's
+
+
+def _fork() -> None:
+    Process.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fork)
+
+
+@cache
+def describe(device: torch.device) -> Device:
+    """The Device a tensor lives on.
+
+    Example: `describe(torch.device("cpu")).kind` is `"cpu"`.
+    """
+    missing = "" if find_spec("triton") else "Triton is not installed"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # for tests: programs run one by one on the CPU
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+        nvidia = torch.version.hip is None
+        if nvidia and properties.major < 7:
+            missing = f"Triton needs a GPU of compute capability 7 or later, this has {properties.major}.{properties.minor}"
+        if interpreted:
+            missing = "TRITON_INTERPRET is set, and its interpreter runs on the CPU"
+        prefetches, chains = nvidia and properties.major >= 8, nvidia and properties.major >= 9
+        return Device(
+            *("cuda", properties.name, properties.multi_processor_count, properties.warp_size, shared, prefetches, chains, missing),
+            *("" if missing else _no_team(device, nvidia), properties.L2_cache_size),
+            "" if nvidia and (properties.major, properties.minor) == (9, 0) else NO_RING,
+        )
+    if interpreted and device.type == "cpu":
+        return Device("cpu", "interpreter", 4, 32, 2**17, True, False, missing, no_c=_no_c())
+    return Device(device.type, no_c=_no_c()) if device.type == "cpu" else Device(device.type)
+
+
+def _no_c() -> str:
+    """What is known before they are compiled: what ONEPASS_CPU says."""
+    value = os.environ.get("ONEPASS_CPU", "")
+    if value not in ("", "off", "c", "native"):  # native: the older name of c
+        raise ValueError(f"ONEPASS_CPU={value!r}, expected off, c, or nothing")
+    return "ONEPASS_CPU=off" if value == "off" else ""
+
+
+def _no_team(device: torch.device, nvidia: bool) -> str:
+    """Whether the driver can promise that all programs of a launch run at the same time."""
+    if not nvidia:
+        return NO_TEAM_ON_AMD
+    can, number = ctypes.c_int(0), torch.cuda.current_device() if device.index is None else device.index
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # cooperative launch
+    except (OSError, AttributeError):
+        return "libcuda.so.1, which knows whether programs can run at the same time, is not to be found"
+    return "" if can.value and not failed else "the driver cannot promise that programs run at the same time (cooperative launch)"

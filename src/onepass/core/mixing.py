@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .moments import Moments, average, merge_along, total
+from .operands import OptionalOperands
+from .spec import NormSpec
+
+
+@dataclass(frozen=True)
+class MixedStatistics:
+    """Statistics as a weighted mean of several norms', all made from the moments of the same sets.
+
+    `means` and `variances` are the norms', of size 1 along the dimensions `over` which each takes the sets together; None in `over`
+    marks statistics that were given, not computed.
+    """
+
+    sets: Moments
+    over: list[list[int] | None]
+    means: list[Tensor]
+    variances: list[Tensor]
+    mean_weight: Tensor
+    var_weight: Tensor
+
+    @staticmethod
+    def of(sets: Moments, over: Sequence[list[int]], weights: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor] | None) -> MixedStatistics:
+        """`last`, if any, are given statistics that stand for those of the last norm."""
+        computed = [merge_along(sets, dims) for dims in (over if last is None else over[:-1])]
+        means, variances = [p.mean for p in computed if p.mean is not None], [p.var for p in computed]
+        dims: list[list[int] | None] = [*over]
+        if last is not None:
+            shape = [1 if dim in over[-1] else n for dim, n in enumerate(sets.m2.shape)]
+            dims[-1] = None
+            means.append(last[0].to(sets.m2.dtype).reshape(shape))
+            variances.append(last[1].to(sets.m2.dtype).reshape(shape))
+        return MixedStatistics(sets, dims, means, variances, *weights)
+
+    @property
+    def mean(self) -> Tensor:
+        """(24)"""
+        return _weighted(self.mean_weight, self.means).expand(self.sets.m2.shape)
+
+    @property
+    def var(self) -> Tensor:
+        """(25)"""
+        return _weighted(self.var_weight, self.variances).expand(self.sets.m2.shape)
+
+    def gradient(self, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """c1 and c2 of the sets, (6) and (7), as (8) needs them for the mix, and the gradients of the weights. (26)-(30)"""
+        assert self.sets.mean is not None
+        dmean, dvar = -rstd * c1, -0.5 * rstd.square() * c2  # (26)
+        to_mean, to_var = torch.zeros_like(dmean), torch.zeros_like(dvar)
+        for i, dims in enumerate(self.over):
+            if dims is not None:
+                shared = self.var_weight[i] * average(dvar, dims)
+                to_mean = to_mean + self.mean_weight[i] * average(dmean, dims) + 2 * shared * (self.sets.mean - self.means[i])  # (27)
+                to_var = to_var + shared  # (28)
+        mixed_c1 = -(to_mean + 2 * to_var * (self.mean - self.sets.mean)) / rstd  # (29)
+        mixed_c2 = -2 * to_var / rstd.square()
+        if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
+            return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
+        dmean_weight, dvar_weight = (
+            torch.stack([total(d * part, range(d.dim())).sum(-1).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)
+            for d, parts, weight in ((dmean, self.means, self.mean_weight), (dvar, self.variances, self.var_weight))
+        )
+        return mixed_c1, mixed_c2, dmean_weight, dvar_weight
+
+
+def _weighted(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    mixed = weights[0] * parts[0]
+    for i in range(1, len(parts)):
+        mixed = mixed + weights[i] * parts[i]
+    return mixed
+
+
+def mix_statistics(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: OptionalOperands) -> MixedStatistics:
+    """What a spec makes of the moments of its sets, in the kept axes' shape, before they are applied."""
+    assert extras.mean_weight is not None and extras.var_weight is not None
+    last = None if extras.running_mean is None or extras.running_var is None else (extras.running_mean, extras.running_var)
+    return MixedStatistics.of(sets, spec.mixed_dims(shape), (extras.mean_weight, extras.var_weight), last)

@@ -1,0 +1,149 @@
+"""A norm bound to memory: x seen as four axes, and which parameter belongs to which element.
+
+Memory layout lives here and nowhere else. Nothing here touches data: `bind` reads shapes, strides and dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from .operands import NO_OPTIONAL, OptionalOperands
+from .spec import NormSpec
+from .view import ParamMap, View, dense_stride, find_view, stat_stride
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """A spec bound to tensors. Two calls with equal problems run the same plan.
+
+    With a residual, what is normalized is the sum: shape, dtype, strides and views are the sum's.
+    """
+
+    spec: NormSpec
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    weight: torch.dtype | None
+    bias: torch.dtype | None
+    given: bool  # mean and variance are operands, not computed: evaluation mode
+    last_given: bool  # the same, of the last norm of a mix
+    track: bool  # the variance is wanted beside rstd, for running statistics
+    x: View | None  # None: this memory has no four-axis view
+    y: View | None
+    stride: tuple[int, ...]  # of x
+    y_stride: tuple[int, ...]  # of y and dx: dense, in the order of x's memory
+    param: ParamMap | None
+    stat_shape: tuple[int, ...]  # of mean and rstd: the kept axes, in logical order
+    stat_stride: tuple[int, ...]  # dense, in the order of x's memory
+    copied: str  # why x must be copied before this view exists, or ""
+    scale: torch.dtype | None
+    shift: torch.dtype | None
+    modulation: ParamMap | None  # which scale and shift an element uses
+    addends: tuple[torch.dtype, torch.dtype] | None  # of x and residual
+
+    @property
+    def acc(self) -> torch.dtype:
+        """The dtype of sums and statistics."""
+        return accumulator(self.dtype)
+
+    @property
+    def affine(self) -> bool:
+        return self.weight is not None or self.bias is not None
+
+    @property
+    def tail(self) -> bool:
+        """Whether anything follows the affine step."""
+        return self.scale is not None or self.shift is not None or bool(self.spec.activation)
+
+    @property
+    def from_y(self) -> bool:
+        """Whether the backward is handed y in the place of x."""
+        return self.spec.from_y
+
+    def for_direction(self, direction: str) -> NormProblem:
+        """The problem that is planned for a direction: in a backward that is handed y, x lies as y does."""
+        if direction == "forward" or not self.from_y:
+            return self
+        return replace(self, x=self.y, stride=self.y_stride, copied="")
+
+    @property
+    def param_size(self) -> int:
+        """How many elements weight and bias have."""
+        return prod(axis.size for axis in self.spec.factor(self.shape) if axis.param)
+
+    @property
+    def modulation_size(self) -> int:
+        """How many elements scale and shift have."""
+        return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
+
+    def min_bytes(self, direction: str) -> int:
+        """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once.
+
+        With a residual both addends are read and the sum is written too; its backward reads the sum, and the gradient that arrives there.
+        """
+        params = sum(dtype.itemsize for dtype in (self.weight, self.bias) if dtype) * self.param_size
+        params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * self.modulation_size
+        element = self.dtype.itemsize * (2 if direction == "forward" else 3)
+        if self.addends:
+            element += sum(dtype.itemsize for dtype in self.addends) if direction == "forward" else self.dtype.itemsize
+        return prod(self.shape) * element + params
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def bind(
+    spec: NormSpec,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    given: bool = False,
+    track: bool = False,
+    extras: OptionalOperands = NO_OPTIONAL,
+) -> NormProblem:
+    """Bind a spec to tensors.
+
+    Example: `bind(spec.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
+    """
+    addends = None
+    if extras.residual is not None:
+        addends = x.dtype, extras.residual.dtype
+        # The sum: dense, in the order of x's memory.
+        x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, extras.residual.dtype), device="meta")
+    shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
+    axes = spec.factor(shape)
+    found, copied = find_view(axes, stride, y_stride), ""
+    if found is None and stride != y_stride:
+        found, copied = find_view(axes, y_stride, y_stride), f"no four-axis view of strides {tuple(stride)}"
+    x_view, y_view, param, modulation = found or (None, None, None, None)
+    return NormProblem(
+        spec=spec,
+        shape=shape,
+        dtype=x.dtype,
+        weight=None if weight is None else weight.dtype,
+        bias=None if bias is None else bias.dtype,
+        given=given,
+        last_given=extras.running_mean is not None,
+        track=track,
+        x=x_view,
+        y=y_view,
+        stride=stride,
+        y_stride=y_stride,
+        param=param,
+        stat_shape=tuple(spec.kept_shape(shape)),
+        stat_stride=stat_stride(axes, y_stride),
+        copied=copied if found else "",
+        scale=None if extras.scale is None else extras.scale.dtype,
+        shift=None if extras.shift is None else extras.shift.dtype,
+        modulation=modulation,
+        addends=addends,
+    )
+
+
+def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:
+    """x; with a residual, a tensor like their sum in all but memory and strides."""
+    return x if residual is None else x.new_empty((), dtype=torch.promote_types(x.dtype, residual.dtype)).expand(x.shape)

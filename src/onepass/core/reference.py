@@ -1,0 +1,171 @@
+"""The definition in plain PyTorch, on the logical axes of a spec.
+
+Every step is differentiable any number of times and understood by functorch and forward-mode AD, so this is the oracle, the path for
+transforms, the double backward, and what runs where no four-axis view of the memory exists. Equations cite docs/theory.md.
+
+`normalize`, `affine`, `Tail` and `input_gradient` do the arithmetic for any arrangement of x; the families in `cpu/` call them on theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .arithmetic import PostAffine, affine, affine_inverse, input_gradient, normalize
+from .mixing import MixedStatistics, mix_statistics
+from .moments import Moments, average, inverse_deviation, moments
+from .operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from .problem import accumulator
+from .spec import NormSpec
+
+
+class _Stored:
+    """A parameter, stored over some of the axes of x, against all of them."""
+
+    def __init__(self, sizes: list[int], strides: list[int], acc: torch.dtype) -> None:
+        self.acc = acc
+        self.shape = [size if stride else 1 for size, stride in zip(sizes, strides)]
+        self.shared = [i for i, stride in enumerate(strides) if not stride]  # along these, elements share a parameter
+        varying = [i for i, stride in enumerate(strides) if stride]
+        stored = sorted(varying, key=lambda i: -strides[i])  # the order in which it is stored
+        self.stored_shape = [sizes[i] for i in stored]
+        self.from_stored = [stored.index(i) for i in varying]
+        self.to_stored = [varying.index(i) for i in stored]
+
+    def spread(self, param: Tensor | None, offset: float = 0.0) -> Tensor | None:
+        if param is None:
+            return None
+        param = param.to(self.acc)
+        param = param + offset if offset else param
+        return param.reshape(self.stored_shape).permute(self.from_stored).reshape(self.shape)
+
+    def sum(self, terms: Tensor, like: Tensor) -> Tensor:
+        """Sum over the elements that share a parameter."""
+        total = terms.sum(self.shared) if self.shared else terms
+        return total.permute(self.to_stored).reshape(like.shape).to(like.dtype)
+
+
+class Axes:
+    """x with one dimension per axis of the spec."""
+
+    def __init__(self, spec: NormSpec, x: Tensor) -> None:
+        axes = spec.factor(x.shape)
+        self.spec, self.acc = spec, accumulator(x.dtype)
+        self.x_shape, self.shape = x.shape, [axis.size for axis in axes]
+        self.dims = [i for i, axis in enumerate(axes) if axis.reduced]
+        self.stat_shape = [1 if axis.reduced else axis.size for axis in axes]
+        self.kept_shape = [axis.size for axis in axes if not axis.reduced]
+        self.params = _Stored(self.shape, [axis.param for axis in axes], self.acc)
+        self.modulation = _Stored(self.shape, [axis.modulation for axis in axes], self.acc)
+
+    def x(self, x: Tensor) -> Tensor:
+        return x.to(self.acc).reshape(self.shape)
+
+    def stat(self, stat: Tensor | None) -> Tensor | None:
+        return None if stat is None else stat.to(self.acc).reshape(self.stat_shape)
+
+    def kept(self, stat: Tensor | None) -> Tensor | None:
+        return None if stat is None else stat.reshape(self.kept_shape)
+
+    def weight(self, weight: Tensor | None) -> Tensor | None:
+        return self.params.spread(weight, self.spec.weight_offset)
+
+    def bias(self, bias: Tensor | None) -> Tensor | None:
+        return self.params.spread(bias)
+
+    def tail(self, extras: OptionalOperands) -> PostAffine:
+        return PostAffine(self.modulation.spread(extras.scale, 1.0), self.modulation.spread(extras.shift), self.spec.activation)
+
+
+def _statistics(axes: Axes, x: Tensor, extras: OptionalOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
+    """The sets' own moments, and mean and variance to apply: the same, or mixed. x has the axes' shape."""
+    taken = moments(x, axes.dims, axes.spec.centered)
+    if not axes.spec.mix:
+        return taken, taken.center, taken.var, None
+    mixed = mix_statistics(axes.spec, axes.x_shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
+    return taken, axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape), mixed
+
+
+def forward(
+    spec: NormSpec,
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    mean: Tensor | None = None,
+    var: Tensor | None = None,
+    extras: OptionalOperands = NO_OPTIONAL,
+) -> Result:
+    """Normalize x; by `mean` and `var` where they are given.
+
+    Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
+    """
+    total = x if extras.residual is None else x + extras.residual
+    axes = Axes(spec, total)
+    x_ = axes.x(total)
+    if var is not None:
+        own_mean, own_var = mean_, var_ = axes.stat(mean), var.to(axes.acc).reshape(axes.stat_shape)
+    else:
+        taken, mean_, var_, _ = _statistics(axes, x_, extras)
+        own_mean, own_var = taken.mean, taken.var
+    rstd = torch.rsqrt(var_ + spec.eps) if var is not None or spec.mix else inverse_deviation(var_, spec.eps)
+    u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
+    y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
+    summed = None if extras.residual is None else total
+    return Result(y, axes.kept(own_mean), rstd.reshape(axes.kept_shape), axes.kept(own_var), summed)
+
+
+def backward(
+    spec: NormSpec,
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    given: tuple[Tensor | None, Tensor] | None = None,
+    needs: Sequence[bool] = (True,) * len(Needs._fields),
+    extras: OptionalOperands = NO_OPTIONAL,
+    saved: Tensor | None = None,
+) -> Gradients:
+    """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(35)
+
+    With a residual, x is the sum. If rstd is handed over as `saved`, x is y, and the gradients are right but not to be differentiated: they
+    do not show how y and rstd depend on x.
+    """
+    axes, needs = Axes(spec, x), Needs(*needs)
+    x_, dy_ = axes.x(x), axes.x(dy)
+    weight_, bias_, tail, mixed = axes.weight(weight), axes.bias(bias), axes.tail(extras), None
+    if saved is not None:
+        rstd, u = saved.to(axes.acc).reshape(axes.stat_shape), tail.inverse(x_)
+        x_hat = affine_inverse(u, weight_, bias_)
+    else:
+        if given is not None:
+            mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
+        else:
+            _, mean, var, mixed = _statistics(axes, x_, extras)
+            rstd = torch.rsqrt(var + spec.eps) if spec.mix else inverse_deviation(var, spec.eps)
+        x_hat = normalize(x_, mean, rstd)
+        u = affine(x_hat, weight_, bias_)
+    dz, du = tail.back(dy_, u)
+    wdy = affine(du, weight_, None)
+    c1 = average(wdy, axes.dims) if given is None and spec.centered else None  # (6)
+    c2 = average(wdy * x_hat, axes.dims) if given is None else None  # (7)
+    dmean_weight = dvar_weight = None
+    if mixed is not None and c1 is not None and c2 is not None:
+        kept = (stat.reshape(axes.kept_shape) for stat in (c1, c2, rstd))
+        *cs, dmean_weight, dvar_weight = mixed.gradient(*kept)
+        c1, c2 = (axes.stat(c) for c in cs)
+    params, modulation = axes.params, axes.modulation
+    return Gradients(
+        _plus(input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape), extras.residual).to(x.dtype) if needs.x else None,
+        params.sum(du * x_hat, weight) if weight is not None and needs.weight else None,  # (10)
+        params.sum(du, bias) if bias is not None and needs.bias else None,  # (11)
+        modulation.sum(dz * u, extras.scale) if extras.scale is not None and needs.scale else None,  # (34)
+        modulation.sum(dz, extras.shift) if extras.shift is not None and needs.shift else None,  # (35)
+        dmean_weight,
+        dvar_weight,
+    )
+
+
+def _plus(dx: Tensor, dsum: Tensor | None) -> Tensor:
+    return dx if dsum is None else dx + dsum

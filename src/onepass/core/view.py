@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement, pairwise
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .spec import Axis
+
+
+@dataclass(frozen=True)
+class View:
+    """Memory as x[outer, reps, sets, run]: `reps` and `run` are reduced, `outer` and `sets` are kept. `run` has stride 1."""
+
+    outer: int
+    reps: int
+    sets: int
+    run: int
+    strides: tuple[int, int, int, int]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.outer, self.reps, self.sets, self.run
+
+
+@dataclass(frozen=True)
+class ParamMap:
+    """Which parameter the element (o, r, s, t) uses: (1) in docs/theory.md."""
+
+    every: int
+    period: int
+    a: int
+    b: int
+    c: int
+    channel_run: int
+    d: int
+
+    def per_row(self, view: View) -> int:
+        """How many parameters one row of `run` elements uses."""
+        return view.run // self.channel_run if self.d else 1
+
+    def index(self, o: int, r: int, s: int, t: int) -> int:
+        """The definition, (1); kernels realise it by strides."""
+        return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
+
+    def largest(self, reps: int, sets: int, run: int) -> int:
+        """The largest index into the parameter."""
+        return self.index(self.every * self.period - 1, reps - 1, sets - 1, run - 1)
+
+    def __str__(self) -> str:
+        terms = []
+        if self.a:
+            o = f"o // {self.every}" if self.every > 1 else "o"
+            terms.append((f"({o} % {self.period})", self.a))
+        terms += [("r", self.b), ("s", self.c)]
+        terms.append((f"(t // {self.channel_run})" if self.channel_run > 1 else "t", self.d))
+        return " + ".join(name if k == 1 else f"{name}·{k}" for name, k in terms if k) or "0"
+
+
+def dense_stride(x: Tensor) -> tuple[int, ...]:
+    """The strides of `torch.empty_like(x)`."""
+    return torch.empty_like(x, device="meta").stride()
+
+
+def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
+    """x with these dense strides: itself, or a copy."""
+    if x.stride() == stride:
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+class _Placed(NamedTuple):
+    """An axis of more than one element, placed in the memory of x, y, parameters and modulation."""
+
+    size: int
+    x: int
+    y: int
+    reduced: bool
+    param: int
+    modulation: int
+
+
+def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
+    """Dense strides for the kept axes, ordered as x orders them: the statistics are then contiguous as (outer, sets)."""
+    kept = [axis for axis in axes if not axis.reduced]
+    strides, step = [0] * len(kept), 1
+    for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
+        strides[i] = step
+        step *= max(kept[i].size, 1)
+    return tuple(strides)
+
+
+_Views = tuple[View, View, ParamMap, ParamMap]  # of x, y, parameters, modulation
+
+
+def find_view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> _Views | None:
+    """The best way to cut the axes, in memory order, into outer, reps, sets and run; None where there is no way."""
+    if any(axis.size == 0 for axis in axes):
+        return None
+    placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param, a.modulation) for a in axes if a.size > 1]
+    placed.sort(key=lambda axis: axis.y, reverse=True)
+    best, found = None, None
+    for i, j, k in combinations_with_replacement(range(len(placed) + 1), 3):
+        cut = placed[:i], placed[i:j], placed[j:k], placed[k:]
+        view = _fit(cut)
+        if view is None:
+            continue
+        # A long run first, then few axes, then outer rather than sets.
+        rank = (view[0].run, -sum(map(bool, cut)), view[0].outer)
+        if best is None or rank > best:
+            best, found = rank, view
+    return found
+
+
+def _fit(cut: tuple[list[_Placed], ...]) -> _Views | None:
+    outer, reps, sets, run = cut
+    if any(axis.reduced for axis in outer + sets) or not all(axis.reduced for axis in reps + run):
+        return None
+    sizes = [prod(axis.size for axis in part) for part in cut]
+    x = [_linear([(axis.size, axis.x) for axis in part]) for part in cut]
+    y = [_linear([(axis.size, axis.y) for axis in part]) for part in cut]
+    if None in x or None in y or (run and not x[3] == y[3] == 1):
+        return None
+    param = _param_map([[(axis.size, axis.param) for axis in part] for part in cut])
+    modulation = _param_map([[(axis.size, axis.modulation) for axis in part] for part in cut])
+    if param is None or modulation is None:
+        return None
+    x_view, y_view = (View(*sizes, strides=tuple(s)) for s in (x, y))  # pyright: ignore[reportArgumentType]
+    return x_view, y_view, param, modulation
+
+
+def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
+    """The map (1) of axes given as (size, stride into the parameter); None if the index is not of that form."""
+    outer, reps, sets, run = cut
+    a, b, c, d = _periodic(outer), _linear(reps), _linear(sets), _periodic(run)
+    if a is None or b is None or c is None or d is None or (d[2] and d[0] * d[1] != prod(size for size, _ in run)):
+        return None
+    return ParamMap(every=a[0], period=a[1], a=a[2], b=b, c=c, channel_run=d[0] if d[2] else 1, d=d[2])
+
+
+def _linear(axes: list[tuple[int, int]]) -> int | None:
+    """The stride of consecutive (size, stride) axes taken as one; None if they are not evenly spaced."""
+    if any(stride != size * below for (_, stride), (size, below) in pairwise(axes)):
+        return None
+    return axes[-1][1] if axes else 0
+
+
+def _periodic(axes: list[tuple[int, int]]) -> tuple[int, int, int] | None:
+    """(every, period, stride) such that index i along these axes uses parameter (i // every % period)·stride; None if no such."""
+    used = [i for i, (_, stride) in enumerate(axes) if stride]
+    if not used:
+        return 1, 1, 0
+    middle = axes[used[0] : used[-1] + 1]
+    stride = _linear(middle)
+    if stride is None or any(not stride for _, stride in middle):
+        return None
+    return prod(size for size, _ in axes[used[-1] + 1 :]), prod(size for size, _ in middle), stride

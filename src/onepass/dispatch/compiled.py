@@ -1,0 +1,183 @@
+"""What torch.compile makes of a norm and its neighbours: a pass over the graph, before gradients are taken.
+
+    add → norm → silu      becomes      norm, with a residual and an activation
+
+It runs inside inductor, once a graph with one of our norms was traced in this process, and changes no graph without one. In a graph with
+one, torch's group_norm followed by an activation becomes ours as well. Other backends may call `merge` themselves.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import torch
+from torch import fx
+
+from onepass.core import norms
+
+_WORDS, _RESIDUAL, _SUM = 5, 10, 4  # the places of two arguments, and of one result, of onepass::norm
+
+
+_IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
+    *(operator.index, operator.indexOf, operator.inv, operator.invert, operator.is_, operator.is_not, operator.itemgetter)
+}
+
+
+_ACTIVATIONS: dict[Any, str] = {
+    torch.nn.functional.silu: "silu",
+    torch.nn.functional.relu: "relu",
+    torch.relu: "relu",
+    torch.nn.functional.gelu: "gelu",
+}
+
+
+def fuse_neighbours(graph: fx.Graph) -> int:
+    """Merge the neighbours of norms into them, and return how many were merged."""
+    merged = 0
+    if not any(_is_norm(node) for node in graph.nodes):
+        return 0
+    autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)  # there torch's is float32
+    for node in [] if autocast else list(graph.nodes):
+        if node.target is torch.nn.functional.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
+            _to_ours(graph, node)
+            merged += 1
+    for node in list(graph.nodes):
+        if _is_norm(node):
+            merged += _take_activation(graph, node) + _take_sum(graph, node)
+    return merged
+
+
+def install() -> None:
+    """Have inductor run `merge`, if it is loaded, beside the pass it may have been given."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    if config is None or isinstance(before := config.pre_grad_custom_pass, _pass_class()):
+        return
+    config.pre_grad_custom_pass = _pass_class()(before)
+
+
+def _pass_class() -> type:
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+    global _Pass
+    if _Pass is None:
+
+        class Pass(CustomGraphPass):
+            def __init__(self, before: Any) -> None:
+                self.before = before
+
+            def __call__(self, graph: fx.Graph) -> None:
+                if self.before is not None:
+                    self.before(graph)
+                fuse_neighbours(graph)
+
+            def uuid(self) -> Any:
+                before = None if self.before is None else getattr(self.before, "uuid", lambda: None)()
+                unknown = self.before is not None and before is None  # then inductor must not reuse what it compiled
+                return None if unknown else (get_hash_for_files((__file__,)), before)
+
+        _Pass = Pass
+    return _Pass
+
+
+_Pass: type | None = None
+
+
+def _is_norm(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (torch.ops.onepass.norm, torch.ops.onepass.norm.default)
+
+
+def _results(node: fx.Node, at: int) -> list[fx.Node]:
+    return [user for user in node.users if user.target is operator.getitem and user.args[1] == at]
+
+
+def _activation(node: fx.Node) -> str:
+    """Its name where a node is one a norm can apply, else ""."""
+    name = _ACTIVATIONS.get(node.target, "") if node.op == "call_function" and len(node.args) == 1 else ""
+    kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
+    if name == "gelu" and kwargs == {"approximate": "tanh"}:
+        return "gelu_tanh"
+    return name if kwargs in ({}, {"approximate": "none"}) else ""
+
+
+def _take_activation(graph: fx.Graph, node: fx.Node) -> bool:
+    outputs = _results(node, 0)
+    users = [user for y in outputs for user in y.users]
+    name = _activation(users[0]) if len(users) == 1 else ""
+    if not name or not _quiet(node, users[0]):
+        return False
+    axes, reduced, params, names, modulated, mix, activation, *flags = [word.strip() for word in str(node.args[_WORDS]).split("|")]
+    if activation or "from_y" in flags:
+        return False
+    node.update_arg(_WORDS, " | ".join([axes, reduced, params, names, modulated, mix, name, *flags]))
+    users[0].replace_all_uses_with(outputs[0])
+    graph.erase_node(users[0])
+    return True
+
+
+def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
+    total, order = node.args[0], {other: i for i, other in enumerate(graph.nodes)}
+    if not isinstance(total, fx.Node) or node.args[_RESIDUAL] is not None or node.args[4] is not None or not _is_sum(total):
+        return False
+    others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
+    if not _quiet(total, node):
+        return False
+    if any(order[arg] > order[total] for arg in others) or any(_is_norm(user) and order[user] < order[node] for user in total.users):
+        return False  # the norm cannot be where the sum is; or another has taken it
+    with graph.inserting_after(total):
+        args = [total.args[0], *node.args[1:]]
+        args[_RESIDUAL] = total.args[1]
+        norm = graph.call_function(node.target, tuple(args))  # pyright: ignore[reportArgumentType]
+    with graph.inserting_after(norm):
+        added = graph.call_function(operator.getitem, (norm, _SUM))
+    added.meta, norm.meta = dict(total.meta), dict(node.meta)
+    node.replace_all_uses_with(norm)
+    graph.erase_node(node)
+    total.replace_all_uses_with(added, delete_user_cb=lambda user: user is not norm)
+    graph.erase_node(total)
+    return True
+
+
+def _quiet(first: fx.Node, last: fx.Node) -> bool:
+    """Whether between two nodes nothing is changed in place, nor the mode in which gradients or dtypes are decided."""
+    node = first.next
+    while node is not last:
+        name = str(getattr(node.target, "__name__", node.target))
+        changes = name.endswith("_") and not name.endswith("__")
+        schema = getattr(node.target, "_schema", None)
+        if (
+            changes
+            or name in ("setitem", "delitem")
+            or (node.target in _IN_PLACE)
+            or "out" in node.kwargs
+            or (schema and schema.is_mutable)
+        ):
+            return False
+        if any(word in name for word in ("grad_enabled", "autocast", "inference_mode", "no_grad")) or node.op == "call_module":
+            return False
+        node = node.next
+    return True
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """The sum of two tensors alike; a norm adds no others."""
+    if node.op != "call_function" or node.target not in (operator.add, torch.add) or node.kwargs or len(node.args) != 2:
+        return False
+    values = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args]
+    a, b = values
+    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
+
+
+def _to_ours(graph: fx.Graph, node: fx.Node) -> None:
+    """torch's group_norm by our op."""
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    given: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, node.args)), **node.kwargs}
+    packed = norms.group_norm(given["num_groups"], given["eps"]).pack()
+    operands = given["input"], given["weight"], given["bias"], None, None
+    with graph.inserting_before(node):
+        norm = graph.call_function(torch.ops.onepass.norm.default, (*operands, *packed, False, *[None] * 7))
+        y = graph.call_function(operator.getitem, (norm, 0))
+    y.meta = dict(node.meta)
+    node.replace_all_uses_with(y)
+    graph.erase_node(node)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from onepass import functional as F
+from onepass.check import norms as check_norms
+from onepass.functional.call import Modulation
+
+from .extended import Extended
+
+
+class LayerNorm(Extended, nn.LayerNorm):
+    """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`.
+
+    With `granularity="channel"` weight and bias have the shape of the first normalized dimension, with "global" they are scalars.
+
+    Example: `LayerNorm((96, 7, 7), granularity="channel")(torch.randn(2, 96, 7, 7))`
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        save: str = "x",
+        weight_offset: float = 0.0,
+        granularity: str = "element",
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # pyright: ignore[reportArgumentType]
+        self._extend(activation=activation, save=save, weight_offset=weight_offset, granularity=granularity)
+        shape = check_norms.granular_shape(granularity, self.normalized_shape)
+        for name, param in (("weight", self.weight), ("bias", self.bias)):
+            if param is not None and param.shape != shape:
+                setattr(self, name, nn.Parameter(param.new_empty(shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._start_at_one(self.weight)
+
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        return F.layer_norm(
+            input,
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self.eps,
+            activation=activation or self.activation,
+            modulate=modulate,
+            save=self.save,
+            weight_offset=self.weight_offset,
+            granularity=self.granularity,
+        )
+
+
+class RMSNorm(Extended, nn.RMSNorm):
+    """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`.
+
+    Example: `RMSNorm(64, weight_offset=1.0)(torch.randn(2, 16, 64))`
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        save: str = "x",
+        weight_offset: float = 0.0,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # pyright: ignore[reportArgumentType]
+        self._extend(activation=activation, save=save, weight_offset=weight_offset)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self._start_at_one(self.weight)
+
+    def forward(self, x: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        extras: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **extras)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onepass import functional as F
+from onepass.functional.call import Modulation
+
+from .extended import ChannelNorm
+
+
+class _BatchNorm(ChannelNorm, nn.modules.batchnorm._BatchNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        save: str = "x",
+        channel_dim: int = 1,
+        **newer: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
+        self._extend(activation=activation, save=save, channel_dim=channel_dim)
+
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        self._check_input_dim(input)
+        count = self.num_batches_tracked if self.training and self.track_running_stats else None
+        momentum: Any = 0.0 if self.momentum is None else self.momentum
+        if count is not None:
+            count.add_(1)  # before the norm, as in torch: checkpointing ends a recomputation inside it, by an exception
+        if self.momentum is None and count is not None:
+            # A cumulative average; left on the device, where it stalls nothing and compiles whole.
+            momentum = count.to(torch.float64).reciprocal()
+        batch = self.training or (self.running_mean is None and self.running_var is None)
+        keep = not self.training or self.track_running_stats
+        mean, var = (self.running_mean, self.running_var) if keep else (None, None)
+        keywords = {"save": self.save, **self._keywords(modulate, activation)}
+        try:
+            return F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
+        except (RuntimeError, TypeError, ValueError):  # a call that is refused is not counted
+            if count is not None:
+                count.sub_(1)
+            raise
+
+
+class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d`, computed by `onepass.functional.batch_norm`.
+
+    Example: `BatchNorm1d(64)(torch.randn(8, 64))`
+    """
+
+
+class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`.
+
+    Example: `BatchNorm2d(64, activation="relu")(torch.randn(8, 64, 32, 32))`
+    """
+
+
+class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`.
+
+    Example: `BatchNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
+    """
+
+
+class _InstanceNorm(ChannelNorm, nn.modules.instancenorm._InstanceNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        save: str = "x",
+        channel_dim: int = 1,
+        **newer: Any,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
+        self._extend(activation=activation, save=save, channel_dim=channel_dim)
+
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if self.channel_dim == 1 and modulate is None and activation is None:
+            return nn.modules.instancenorm._InstanceNorm.forward(self, input)  # torch's checks, then _apply_instance_norm
+        self._check_input_dim(input)
+        if input.dim() == self._get_no_batch_dim():
+            return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)
+        return self._apply_instance_norm(input, modulate, activation)
+
+    def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        momentum = 0.0 if self.momentum is None else self.momentum
+        batch = self.training or not self.track_running_stats
+        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._keywords(modulate, activation)}
+        return F.instance_norm(input, *running, self.weight, self.bias, batch, momentum, self.eps, **keywords)
+
+
+class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
+    """`torch.nn.InstanceNorm1d`, computed by `onepass.functional.instance_norm`.
+
+    Example: `InstanceNorm1d(64)(torch.randn(8, 64, 32))`
+    """
+
+
+class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
+    """`torch.nn.InstanceNorm2d`, computed by `onepass.functional.instance_norm`.
+
+    Example: `InstanceNorm2d(64)(torch.randn(8, 64, 32, 32))`
+    """
+
+
+class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
+    """`torch.nn.InstanceNorm3d`, computed by `onepass.functional.instance_norm`.
+
+    Example: `InstanceNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
+    """

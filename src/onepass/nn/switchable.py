@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onepass import functional as F
+from onepass.check import extras as check_extras
+from onepass.functional.call import Modulation
+
+from .extended import ChannelNorm
+
+
+class _SwitchableNorm(ChannelNorm):
+    weight: Tensor | None
+    bias: Tensor | None
+    mean_weight: Tensor
+    var_weight: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    _check_input_dim: Callable[[Tensor], None]
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        using_bn: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        channel_dim: int = 1,
+    ) -> None:
+        super().__init__()
+        self._extend(activation=activation, channel_dim=channel_dim)
+        check_extras.constant_momentum(momentum)
+        self.num_features, self.eps, self.momentum, self.using_bn = num_features, eps, momentum, using_bn
+        new = {"device": device, "dtype": dtype}
+        for name, size in (("weight", num_features), ("bias", num_features), ("mean_weight", 2 + using_bn), ("var_weight", 2 + using_bn)):
+            wanted = affine or name in ("mean_weight", "var_weight")
+            self.register_parameter(name, nn.Parameter(torch.empty(size, **new)) if wanted else None)
+        for name in ("running_mean", "running_var"):
+            self.register_buffer(name, torch.empty(num_features, **new) if using_bn and track_running_stats else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for tensor, value in (
+            *((self.weight, 1.0), (self.bias, 0.0), (self.mean_weight, 1.0), (self.var_weight, 1.0)),
+            *((self.running_mean, 0.0), (self.running_var, 1.0)),
+        ):
+            if tensor is not None:
+                nn.init.constant_(tensor, value)
+
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        self._check_input_dim(input)
+        return F.switchable_norm(
+            input,
+            self.mean_weight,
+            self.var_weight,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or self.running_mean is None,
+            self.momentum,
+            self.eps,
+            self.using_bn,
+            **self._keywords(modulate, activation),
+        )
+
+    def extra_repr(self) -> str:
+        words = f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, "
+        words += f"track_running_stats={self.running_mean is not None}, using_bn={self.using_bn}"
+        return ", ".join(filter(None, [words, super().extra_repr()]))
+
+
+class SwitchableNorm1d(_SwitchableNorm):
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C) or (N, C, L), computed by `onepass.functional.switchable_norm`.
+    On (N, C) LayerNorm and BatchNorm alone are mixed.
+
+    Example: `SwitchableNorm1d(64)(torch.randn(8, 64, 32))`
+    """
+
+    _check_input_dim = nn.BatchNorm1d._check_input_dim  # pyright: ignore[reportAssignmentType]
+
+
+class SwitchableNorm2d(_SwitchableNorm):
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, H, W), computed by `onepass.functional.switchable_norm`.
+
+    Example: `SwitchableNorm2d(64)(torch.randn(8, 64, 32, 32))`
+    """
+
+    _check_input_dim = nn.BatchNorm2d._check_input_dim  # pyright: ignore[reportAssignmentType]
+
+
+class SwitchableNorm3d(_SwitchableNorm):
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, D, H, W), computed by `onepass.functional.switchable_norm`.
+
+    Example: `SwitchableNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
+    """
+
+    _check_input_dim = nn.BatchNorm3d._check_input_dim  # pyright: ignore[reportAssignmentType]

@@ -1,0 +1,1 @@
+"""Which family runs a problem, and why."""

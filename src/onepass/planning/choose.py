@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onepass.backends.gpu.tiling_backward import Step
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from .options import DEFAULT, CannotForce, Options
+from .registry import BACKWARD, FAMILIES, Family
+
+
+@dataclass(frozen=True)
+class Plan:
+    family: str
+    module: str
+    variant: str  # which kernel of the family
+    direction: str
+    why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot, with its reasons
+    passes: tuple[Step, ...] = ()  # of a GPU family: its launches
+
+    def __str__(self) -> str:
+        return f"{self.family}.{self.variant}" if self.variant else self.family
+
+
+def plan(problem: NormProblem, device: Device, direction: str = "forward", options: Options = DEFAULT) -> Plan:
+    """The cheapest family that supports the problem, or the pinned one.
+
+    Example: `plan(bind(spec.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.
+    """
+    why_not: list[tuple[str, tuple[str, ...]]] = []
+    able: list[Family] = []
+    for family in FAMILIES:
+        if options.family in (None, family.name):
+            reasons = family.unsupported(problem, device, direction)
+            able += [] if reasons else [family]
+            why_not += [(family.name, tuple(reasons))] if reasons else []
+    if not able:
+        reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
+        raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
+    best = min(able, key=lambda family: family.cost(problem, device, direction, options.invariant))
+    module = best.module_back or best.module if direction == BACKWARD else best.module
+    steps = best.steps(problem, device, direction, options.invariant)
+    return Plan(best.name, module, best.variant(problem), direction, tuple(why_not), steps)

@@ -1,0 +1,167 @@
+"""Which family runs a problem, and why: `plan`, `explain`, `force`.
+
+`plan` is pure: it depends on the problem, the Device and the Options handed to it, and on nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from .choose import Plan, plan
+from .options import CannotForce, current_options, options_in_context
+from .registry import FAMILIES
+
+
+class ExplainRequested(Exception):
+    """Carries a problem from the call that would have run it to `explain`."""
+
+    def __init__(self, problem: NormProblem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.problem, self.device = problem, device
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a call would run. As a string, in words: the sets, the view of memory, the parameters, the plans, and why not the others."""
+
+    problem: NormProblem
+    device: Device
+    forward: Plan
+    backward: Plan
+    pinned: bool  # by `force`
+
+    def __str__(self) -> str:
+        p = self.problem
+        parts = [("x", f"{list(p.shape)} {_name(p.dtype)} with strides {list(p.stride)}, on {self.device.name or self.device.kind}")]
+        if p.addends:
+            dtypes = " and ".join(_name(dtype) for dtype in p.addends)
+            parts[0] = ("sum", f"x + residual, {dtypes}, rounded to {parts[0][1]}; what follows is about the sum")
+        parts += [("sets", _sets(p)), ("view", _view(p))]
+        if p.copied:
+            parts.append(("copy", f"x is copied first: {p.copied}"))
+        if p.x is not None and p.param is not None and p.modulation is not None:
+            operands = (("weight", p.weight), ("bias", p.bias)), (("scale", p.scale), ("shift", p.shift))
+            for title, named, index in zip(("parameter", "modulated"), operands, (p.param, p.modulation)):
+                words = " and ".join(f"{name} ({_name(dtype)})" for name, dtype in named if dtype)
+                if words or title == "parameter":
+                    parts.append((title, f"{words or 'none given'}; the element at (o, r, s, t) uses number {index}"))
+        parts.append(("result", _formula(p)))
+        for chosen in (self.forward, self.backward):
+            what = next(family.what for family in FAMILIES if family.name == chosen.family)
+            parts.append((chosen.direction, f"{chosen}: {what}; at least {p.min_bytes(chosen.direction)} bytes ({_traffic(p, chosen)})"))
+            if p.from_y and chosen.direction == "backward":
+                parts.append(("", f'save="y": the forward keeps y in the place of x, and {_inverse(p)}'))
+            parts += [("", f"launch {step}") for step in chosen.passes]
+            parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._others(chosen))]
+        return "\n".join(f"{title:9} {text}" for title, text in parts)
+
+    def _others(self, chosen: Plan) -> Iterator[tuple[str, str]]:
+        for family in FAMILIES:
+            if family.name != chosen.family:
+                reasons = family.unsupported(self.problem.for_direction(chosen.direction), self.device, chosen.direction)
+                yield family.name, "; ".join(reasons) or f"it could, but {chosen.family} {'is pinned' if self.pinned else 'comes first'}"
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Families that give the same reason, together."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    for reason, families in names.items():
+        yield ", ".join(families), reason
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _sets(p: NormProblem) -> str:
+    """Which elements share statistics, and which statistics."""
+    axes = p.spec.factor(p.shape)
+    kept, reduced = (", ".join(dict.fromkeys(a.name for a in axes if a.reduced == r)) for r in (False, True))
+    count = prod(p.stat_shape)
+    moments = "mean and variance" if p.spec.centered else "mean square"
+    sizes = "".join(f", {name}={size}" for name, size in p.spec.sizes)
+    each = prod(p.shape) // max(count, 1)
+    words = f"read as [{p.spec.axes}]{sizes}, x has {count} sets, one for each ({kept}), of {each} elements ({reduced}); "
+    if p.given:
+        return words + f"their {moments} are given, eps {p.spec.eps:g}"
+    if p.spec.mix:
+        norms = ["of the set alone" if norm.strip() == "-" else f"of all sets along {norm.strip()}" for norm in p.spec.mix.split(",")]
+        norms[-1] += " (given)" if p.last_given else ""
+        return words + f"each uses a weighted mean of the means, and of the variances, {', '.join(norms)}; eps {p.spec.eps:g}"
+    return words + f"each shares one {moments}, eps {p.spec.eps:g}"
+
+
+def _view(p: NormProblem) -> str:
+    """Memory as four axes, and what a set is in it."""
+    if p.x is None:
+        return "none: " + ("there are no elements" if 0 in p.shape else "this memory cannot be seen as four axes")
+    v = p.x
+    words = f"x[o, r, s, t] with outer {v.outer}, reps {v.reps}, sets {v.sets}, run {v.run}; strides {v.strides}: "
+    if v.reps == 1:
+        return words + f"a set is one run of {v.run} contiguous elements"
+    return words + (f"a set is {v.reps} runs of {v.run}" if v.run > 1 else f"a set is {v.reps} single elements") + f", {v.strides[1]} apart"
+
+
+def _formula(p: NormProblem) -> str:
+    words = "(x - mean)·rstd" if p.spec.centered else "x·rstd"
+    if p.weight:
+        words += f"·(weight + {p.spec.weight_offset:g})" if p.spec.weight_offset else "·weight"
+    words += " + bias" if p.bias else ""
+    if p.scale:
+        words = f"({words})·(1 + scale)" if p.bias else f"{words}·(1 + scale)"
+    words += " + shift" if p.shift else ""
+    return f"y = {p.spec.activation}({words})" if p.spec.activation else f"y = {words}"
+
+
+def _inverse(p: NormProblem) -> str:
+    """How x_hat comes from y."""
+    words = "(y - shift)" if p.shift else "y"
+    words += "/(1 + scale)" if p.scale else ""
+    words = f"({words} - bias)" if p.bias else words
+    if p.weight:
+        words += f"/(weight + {p.spec.weight_offset:g})" if p.spec.weight_offset else "/weight"
+    return f"x_hat = {words}"
+
+
+def _traffic(p: NormProblem, chosen: Plan) -> str:
+    """What the bytes are."""
+    if chosen.direction == "forward":
+        moved = "x and residual read, sum and y written" if p.addends else "x read, y written"
+    else:
+        moved = "the sum, dy and the sum's gradient" if p.addends else "y and dy" if p.from_y else "x and dy"
+        moved += " read, dx written"
+    return f"{moved}, each parameter read, once"
+
+
+def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """How a call would run, without running it.
+
+    Example: `print(onepass.explain(onepass.functional.group_norm, x, 32))`
+    """
+    options = current_options()
+    token = options_in_context.set(options._replace(explain=True))
+    try:
+        (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a module may count its calls
+    except ExplainRequested as asked:
+        forward = plan(asked.problem, asked.device, "forward", options)
+        back = asked.problem.for_direction("backward")
+        try:
+            backward = plan(back, asked.device, "backward", options)
+        except CannotForce:  # a family may have a forward alone
+            backward = plan(back, asked.device, "backward")
+        return Explanation(asked.problem, asked.device, forward, backward, options.family is not None)
+    finally:
+        options_in_context.reset(token)
+    raise TypeError(
+        f"{norm!r} did not reach a norm of onepass by the direct route, the only one that is planned here; pass a function of "
+        "onepass.functional or a module of onepass.nn with plain tensors, outside of compile and of functorch's transforms"
+    )

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from .registry import FAMILIES
+
+
+class Options(NamedTuple):
+    """What the caller may ask of the planner. A tuple, since it is part of every call's key."""
+
+    family: str | None = None
+    explain: bool = False
+    invariant: bool = False  # see `batch_invariant`
+
+
+class CannotForce(RuntimeError):
+    """The family that `force` pins cannot run this problem."""
+
+
+DEFAULT = Options()
+
+
+options_in_context: ContextVar[Options] = ContextVar("onepass_options", default=DEFAULT)
+
+
+@contextmanager
+def force(family: str | None) -> Iterator[None]:
+    """Pin one family for the calls inside; they raise `CannotForce` where it cannot run.
+
+    Example: `with onepass.force(family="blockwise"): y = onepass.functional.layer_norm(x, (64,))`
+    """
+    names = [f.name for f in FAMILIES]
+    if family is not None and family not in names:
+        raise ValueError(f"family={family!r} is unknown; expected one of {', '.join(names)}, or None to let the planner choose")
+    token = options_in_context.set(options_in_context.get()._replace(family=family))
+    try:
+        yield
+    finally:
+        options_in_context.reset(token)
+
+
+class batch_invariant:
+    """Whether a sample's result must not depend on how many samples come with it: process-wide, and as a context until its end.
+
+    On, work is cut by the size of a sample alone, where else it is cut to fill the GPU. The forward of the GPU families keeps this promise,
+    for samples of equal strides and alignment; norms whose sets span the batch cannot.
+
+    Example: `onepass.batch_invariant(True)`
+    """
+
+    on = False
+
+    def __init__(self, on: bool = True) -> None:
+        self._before, batch_invariant.on = batch_invariant.on, on
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        batch_invariant.on = self._before
+
+
+def current_options() -> Options:
+    """What the caller asks of the planner now."""
+    return options_in_context.get()._replace(invariant=batch_invariant.on)

@@ -1,0 +1,1 @@
+"""Cases and oracles that tests, `onepass verify` and benchmarks share."""

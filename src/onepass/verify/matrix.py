@@ -1,0 +1,74 @@
+"""Every case on every family and dtype against both oracles: the matrix that `onepass verify` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from onepass.planning.options import CannotForce, force
+from onepass.planning.registry import FAMILIES
+
+from . import cases, oracle
+from .cases import Case
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One case on one family in one dtype: its worst errors as fractions of the budget, or why it does not run."""
+
+    case: Case
+    family: str
+    dtype: torch.dtype
+    forward: float | None = None
+    backward: float | None = None
+    reasons: tuple[str, ...] = ()
+    fault: str = ""  # what is wrong beside the numbers
+
+    @property
+    def ok(self) -> bool:
+        """Within the budget, or excused by a reason."""
+        if self.fault or (self.forward is None and not self.reasons):
+            return False
+        return all(error is None or error <= 1 for error in (self.forward, self.backward))
+
+
+def verify(
+    which: Sequence[Case] = cases.CASES, dtypes: Sequence[torch.dtype] = DTYPES, device: str = "cpu", seed: int = 0
+) -> Iterator[Cell]:
+    """Yield the cells one by one.
+
+    Example: `all(cell.ok for cell in verify(device="cpu"))`
+    """
+    for case in which:
+        for dtype in dtypes:
+            operands = cases.make(case, dtype, device, seed)
+            dy = cases.make_dy(operands, seed)
+            exact = oracle.exact(case, operands, dy)
+            for family in FAMILIES:
+                yield _cell(case, family.name, operands, dy, exact)
+
+
+def _cell(case: Case, family: str, operands: cases.Operands, dy: torch.Tensor, exact: oracle.Exact) -> Cell:
+    dtype = operands.x.dtype
+    reasons: tuple[str, ...] = ()
+    with force(family):
+        try:
+            outcome = oracle.evaluate(case, operands, dy)
+        except CannotForce as error:
+            reasons = (str(error),)
+            try:
+                outcome = oracle.evaluate(case, operands, None)  # a family may run the forward alone
+            except CannotForce as error:
+                return Cell(case, family, dtype, reasons=(str(error),))
+    worst = oracle.worst(outcome, exact.value, exact.allowed)
+    fault = ""
+    if exact.disagreement > 1:
+        fault = f"the oracles differ by {exact.disagreement:.2g} of what they may"
+    like = operands.x if outcome.sum is None else outcome.sum
+    if outcome.y.stride() != torch.empty_like(like).stride():
+        fault = f"y has strides {outcome.y.stride()}, x {operands.x.stride()}"
+    return Cell(case, family, dtype, worst.forward, worst.backward, reasons, fault)

@@ -1,0 +1,287 @@
+"""Two oracles in fp64 and the error budget against which every result is held.
+
+`reference` is the definition as we read it, `composed` the same in torch's operations, one after the other. The budget of an element is
+half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in
+docs/theory.md, and (36)-(38) on top where x_hat comes from y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onepass.core import arithmetic, operands, reference
+from onepass.core.moments import average
+from onepass.core.operands import OptionalOperands
+from onepass.core.problem import accumulator
+
+from . import cases
+from .cases import Case, Operands, Output
+
+Run = Callable[[Case, Operands], Output]
+
+
+AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
+
+
+DSUM = -2  # times dy, exact in every dtype: what arrives at the sum with a residual
+
+
+class Outcome(NamedTuple):
+    """What a call computes; None where it was not asked for."""
+
+    y: Tensor
+    sum: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    dx: Tensor | None = None
+    dweight: Tensor | None = None
+    dbias: Tensor | None = None
+    dresidual: Tensor | None = None
+    dscale: Tensor | None = None
+    dshift: Tensor | None = None
+    dmean_weight: Tensor | None = None
+    dvar_weight: Tensor | None = None
+
+
+def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases.by_onepass) -> Outcome:
+    """Run a case, with its backward if dy is given. The operands are not touched."""
+    running = {name: None if t is None else t.clone() for name, t in zip(("running_mean", "running_var"), operands[3:5])}
+    if dy is None:
+        with torch.no_grad():
+            return Outcome(*_both(run(case, operands._replace(**running))), **running)
+    inputs = leaves(operands)
+    output = run(case, operands._replace(**running, **inputs))
+    grads = torch.autograd.grad(*arriving(output, inputs, dy))
+    y, total = _both(output)
+    return Outcome(y.detach(), None if total is None else total.detach(), **running, **named(inputs, grads))
+
+
+def leaves(operands: Operands) -> dict[str, Tensor]:
+    """The operands that have gradients, by name, as leaves of a graph to come."""
+    return {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and not name.startswith("running")}
+
+
+def arriving(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The arguments of `torch.autograd.grad`: outputs, inputs, and what arrives at each output; with a residual, at the sum too."""
+    y, total = _both(output)
+    outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * DSUM])
+    return outputs, list(inputs.values()), gradients
+
+
+def named(inputs: dict[str, Tensor], grads: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Gradients as the parts of an Outcome."""
+    return {f"d{name}": grad for name, grad in zip(inputs, grads)}
+
+
+def _both(output: Output) -> tuple[Tensor, Tensor | None]:
+    return output if isinstance(output, tuple) else (output, None)
+
+
+def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | None], OptionalOperands]:
+    """Given mean and variance, and the operands of a mix of norms."""
+    given = (t.running_mean, t.running_var) if case.evaluate else (None, None)
+    if t.mean_weight is None or t.var_weight is None:
+        return given, OptionalOperands()
+    norms = len(cases.spec_of(case).mix.split(","))
+    mean_share, var_share = (logits[-norms:].softmax(0) for logits in (t.mean_weight, t.var_weight))
+    return (None, None), OptionalOperands(mean_weight=mean_share, var_weight=var_share, running_mean=given[0], running_var=given[1])
+
+
+def _by_reference(case: Case, t: Operands) -> Output:
+    """The first oracle: the definition, and running statistics by (12) and (13)."""
+    given, mix = _statistics(case, t)
+    extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
+    result = reference.forward(cases.spec_of(case), t.x, t.weight, t.bias, *given, extras)
+    if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
+        if t.mean_weight is not None:  # the batch's own, not the mixture's
+            var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
+        else:
+            count = t.x.numel() // result.rstd.numel()
+            assert result.mean is not None and result.var is not None
+            mean, var = result.mean, result.var * count / (count - 1)
+        for running, batch in ((t.running_mean, mean), (t.running_var, var)):
+            running.mul_(1 - case.momentum).add_(case.momentum * batch.detach().reshape(-1, running.numel()).mean(0))
+    return result.y if result.sum is None else (result.y, result.sum)
+
+
+class Exact(NamedTuple):
+    """The truth in fp64, how far each part of an outcome may be from it, and whether the oracles agree: `disagreement` at most 1."""
+
+    value: Outcome
+    allowed: Outcome
+    disagreement: float
+
+
+def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
+    """Both oracles on the operands' own values in fp64."""
+    dtypes, wide, dy = dtypes_of(operands), widened(operands), dy.to(torch.float64)
+    value = evaluate(case, wide, dy, _by_reference)
+    # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
+    other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.by_torch)
+    tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
+    disagreement = max(error for error in worst(other, value, tight).parts if error is not None)
+    return Exact(value, _allowed(case, wide, dy, value, dtypes), disagreement / AGREEMENT)
+
+
+def widened(operands: Operands) -> Operands:
+    """In fp64. With a residual, what is normalized is the sum as it was rounded."""
+    if operands.residual is not None:
+        total = operands.x + operands.residual
+        operands = operands._replace(x=total, residual=torch.zeros_like(total))
+    return operands.to(torch.float64)
+
+
+def dtypes_of(t: Operands) -> list[torch.dtype | None]:
+    """The dtype of each part of an Outcome."""
+    total = None if t.residual is None else t.x
+    gradients = t.x, t.weight, t.bias, t.residual, t.scale, t.shift, t.mean_weight, t.var_weight
+    return [None if part is None else part.dtype for part in (t.x, total, t.running_mean, t.running_var, *gradients)]
+
+
+SLOPE = 1.13  # the largest derivative of an activation; no second derivative but relu's is larger
+
+
+def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
+    """How far each part may be from its value: by what computing it costs, and half an ulp for rounding it."""
+    assert dtypes[0] is not None
+    scale = inexact(case, t, dy, value, dtypes[0])
+    return Outcome(
+        *(None if s is None or v is None or d is None else s + half_ulp(v, d) for s, v, d in zip(scale, value, dtypes))  # pyright: ignore
+    )
+
+
+def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
+    """The budget without the half ulp: what computing in the accumulator of x's dtype may cost. Of a sum, it is the sum of its terms'."""
+    spec = cases.spec_of(case)
+    axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
+    result = reference.forward(replace(spec, activation=""), t.x, None, None, *given, mix)
+    x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)
+    mean, rstd = axes.stat(result.mean), axes.stat(result.rstd)
+    assert rstd is not None
+    if spec.mix and mean is not None:  # all the means that are mixed
+        largest = [m.abs().max().item() for m in (mean, mix.running_mean) if m is not None and m.numel()]
+        mean = torch.full_like(mean, max(largest, default=0.0))
+    plain = 8 * torch.finfo(accumulator(dtype)).eps
+    eps = plain * (torch.ones_like(rstd) if mean is None else 1 + mean.abs() * rstd)
+    tail = axes.tail(OptionalOperands(None, t.scale, t.shift))
+    u = arithmetic.affine(x_hat, axes.weight(t.weight), axes.bias(t.bias))
+    z = arithmetic.affine(u, tail.gain, tail.shift)
+    weight, bias, gain, shift = (None if p is None else p.abs() for p in (axes.weight(t.weight), axes.bias(t.bias), tail.gain, tail.shift))
+    size = 1 + x_hat.abs()
+    u_off = eps * arithmetic.affine(size, weight, bias)
+    z_off = eps * arithmetic.affine(arithmetic.affine(size, weight, bias), gain, shift)
+    slope, bend = (SLOPE, plain + SLOPE * z_off) if case.activation else (1, torch.zeros_like(z))
+    if case.activation == "relu":
+        bend = (z.abs() <= z_off).double()  # on which side of zero z falls, rounding decides
+    dz, dz_off = slope * dy_.abs(), dy_.abs() * bend
+    du, du_off = (arithmetic.affine(d, gain, None) for d in (dz, dz_off))
+    wdy = arithmetic.affine(eps * du + du_off, weight, None)
+    spread = 0 if given[1] is not None else average(wdy * size, axes.dims)
+    dx = rstd * (wdy + spread * size)  # (17)
+    dmean_weight = dvar_weight = None
+    x_hat_off = u_back_off = torch.zeros_like(z)  # beyond what is in eps
+    if spec.from_y:
+        y_off = z_off + half_ulp(z, dtype)
+        u_back_off, x_hat_off = (_over(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
+        if given[1] is None:
+            exact_wdy = arithmetic.affine(arithmetic.affine(dy_, tail.gain, None), axes.weight(t.weight), None)
+            c2 = average(exact_wdy * x_hat, axes.dims).abs()
+            dx = dx + rstd * (x_hat_off * c2 + (x_hat.abs() + x_hat_off) * average(exact_wdy.abs() * x_hat_off, axes.dims))  # (37)
+    if t.mean_weight is not None and t.var_weight is not None:
+        dx, mean_off, var_off = _mixed(axes, x_, result, mix, wdy, size)
+        dmean_weight, dvar_weight = mean_off.expand_as(t.mean_weight), var_off.expand_as(t.var_weight)
+    if t.residual is not None:
+        dx = dx + plain * (DSUM * dy_).abs()
+
+    def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
+        """What is allowed to a running statistic that a batch's moment was mixed into."""
+        if stat is None or now is None or not t.x.numel():
+            return None if stat is None else torch.zeros_like(stat)
+        over = average(moment, axes.dims).reshape(axes.kept_shape).expand(axes.kept_shape)
+        return plain * (now.abs() + stat.abs()) + over.reshape(-1, stat.numel()).mean(0)
+
+    def total(sums: Any, terms: Tensor, param: Tensor | None) -> Tensor | None:
+        return None if param is None else sums.sum(terms, param)
+
+    return Outcome(
+        y=(slope * z_off).reshape(t.x.shape),  # (16)
+        sum=torch.zeros_like(t.x),
+        running_mean=running(t.running_mean, value.running_mean, plain * x_.abs()),
+        running_var=running(t.running_var, value.running_var, eps * (x_ if mean is None else x_ - mean).square()),
+        dx=dx.reshape(t.x.shape),
+        dweight=total(axes.params, (eps * du + du_off) * size + du * x_hat_off, t.weight),  # (18), (38)
+        dbias=total(axes.params, plain * du + du_off, t.bias),  # (19)
+        dresidual=dx.reshape(t.x.shape),
+        dscale=total(axes.modulation, dz * (u_off + u_back_off) + (dz_off + plain * dz) * u.abs(), t.scale),
+        dshift=total(axes.modulation, plain * dz + dz_off, t.shift),
+        dmean_weight=dmean_weight,
+        dvar_weight=dvar_weight,
+    )
+
+
+def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: OptionalOperands, wdy: Tensor, size: Tensor):
+    """What is allowed to dx and to the logits of a mix of norms, whose sets lean on each other: with the largest of what they share."""
+    means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
+    assert means is not None and variances is not None
+    if not x.numel():
+        return torch.zeros_like(x), x.new_zeros(()), x.new_zeros(())
+    reach = means.max() - means.min()
+    shared = (average(wdy * size, axes.dims) * rstd.max()).max()
+    dx = rstd.max() * wdy + shared * (1 + ((x - means).abs() + reach) * rstd.max())
+    mean, var = means.abs().max(), variances.max() + reach.square()
+    if mix.running_mean is not None and mix.running_var is not None:
+        mean, var = torch.maximum(mean, mix.running_mean.abs().max()), torch.maximum(var, mix.running_var.max())
+    terms = (wdy * size).sum()
+    return dx, 2 * terms * rstd.max() * (1 + mean), 2 * terms * rstd.max().square() * var
+
+
+def _over(off: Tensor, *factors: Tensor | None) -> Tensor:
+    """What an error becomes where factors are divided out."""
+    for factor in factors:
+        off = off if factor is None else off / factor
+    return off
+
+
+def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half the distance between neighbours of x in `dtype`."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(x)
+    return torch.ldexp(torch.full_like(x, info.eps / 2), exponent - 1).clamp_min(info.smallest_normal * info.eps / 2)
+
+
+class Worst(NamedTuple):
+    """Each part's largest error as a fraction of what is allowed, in the order of Outcome; None where it was not computed."""
+
+    parts: tuple[float | None, ...]
+
+    @property
+    def forward(self) -> float:
+        return max(r for r in self.parts[:4] if r is not None)
+
+    @property
+    def backward(self) -> float | None:
+        return max((r for r in self.parts[4:] if r is not None), default=None)
+
+
+def worst(actual: Outcome, value: Outcome, allowed: Outcome) -> Worst:
+    """Errors as fractions of the allowed ones. NaN and infinity must stand where the oracle has them."""
+    return Worst(tuple(None if a is None else _ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
+
+
+def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> float:
+    assert value is not None and allowed is not None
+    if actual.shape != value.shape:
+        return float("inf")
+    if not actual.numel():
+        return 0.0
+    value = value.cpu()
+    rounded = value.to(actual.dtype).double()
+    value = torch.where(rounded.isinf(), rounded, value)  # beyond the dtype's range, infinity is right
+    actual = actual.to("cpu", torch.float64)
+    same = (actual == value) | (actual.isnan() & value.isnan())
+    return torch.where(same, 0.0, (actual - value).abs() / allowed.cpu()).nan_to_num(nan=torch.inf).max().item()
