@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from onepass.planning.registry import FAMILIES
 from onepass.verify import cases, matrix, oracle
 from onepass.verify.cases import Case
 
-from .main import main
 from .words import LAYOUTS, milliseconds
 
 
@@ -88,7 +86,3 @@ def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> Non
         times = timing.interleaved([*runs, operands.x.clone])
         rows.append([name, *(f"{milliseconds(t.median)} ({milliseconds(t.low)}-{milliseconds(t.high)})" for t in times)])
     print(f"\n{table(rows)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
