@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from multiprocessing import get_context
 from typing import Any
 
 import torch
 import triton
 
+from onepass.backends.family import FORWARD
 from onepass.bench.suite import Row, problem_of
 from onepass.core.device import Device
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
-from onepass.planning.registry import FORWARD
 
 from . import drawn
 from .drawn import Problem
@@ -42,11 +41,12 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
         chosen = plan(bound, device, FORWARD, Options(family))
     except CannotForce:
         return []
-    kernels = getattr(import_module(f"onepass.{chosen.module}"), "kernels", None)
-    if kernels is None:
+    if not chosen.launches:
         return []
-    found = kernels(chosen, bound, problem.stats or problem.case.running, problem.case.residual)
-    settled = [kernel for kernel in kernels(chosen, bound, False) if kernel.cooperative]  # what `settle` asks the driver about
+    from onepass.backends.gpu.forward import kernels
+
+    found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
+    settled = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]  # what `check_launchable` compiles
     return [kernel.source() for kernel in (*found, *settled)]
 
 

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import triton
 from triton.backends.compiler import GPUTarget
 
+from onepass.backends.family import FORWARD
 from onepass.backends.gpu import backward, forward
-from onepass.backends.gpu.launch import Source
-from onepass.backends.gpu.tiling import Pass
+from onepass.backends.gpu.launch.source import Source
+from onepass.backends.gpu.launches import Pass
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
 from onepass.core.device import NO_TEAM_ON_AMD, Device
 from onepass.core.operands import Needs
 from onepass.planning.choose import plan
-from onepass.planning.registry import FORWARD
 
 RESULTS = Path("results/resources.jsonl")
 
@@ -56,7 +56,7 @@ def rows() -> list[Row]:
     kinds: dict[tuple[Any, ...], Row] = {}
     for row in (*SUITE, *BACKWARD_SUITE):
         case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
-        passes = [step for step in chosen.passes if isinstance(step, Pass)]
+        passes = [step for step in chosen.launches if isinstance(step, Pass)]
         shapes = tuple(
             (step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1, bool(step.across) and step.parts_t == 2)
             for step in passes
@@ -73,9 +73,9 @@ def sources(target: str) -> dict[Source, tuple[str, str]]:
         problem = problem_of(row)
         chosen = plan(problem, TARGETS[target][1], row.direction)
         if row.direction == FORWARD:
-            made = zip(chosen.passes, forward.kernels(chosen, problem, residual=True))
+            made = zip(chosen.launches, forward.kernels(problem, chosen.launches, residual=True))
         elif target in BACKWARD_TARGETS:
-            made = backward.kernels(chosen, problem, Needs(*[True] * 7), dsum=row.case.residual)
+            made = backward.kernels(problem, chosen.launches, Needs(*[True] * 7), dsum=row.case.residual)
         else:
             continue
         for step, kernel in made:

@@ -22,17 +22,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from onepass.backends.family import FORWARD
 from onepass.backends.gpu import forward
-from onepass.backends.gpu.counters import Counters
-from onepass.backends.gpu.tiling import RING, Pass
+from onepass.backends.gpu.launch.counters import Counters
+from onepass.backends.gpu.launches import Pass
+from onepass.backends.gpu.walk import RING
 from onepass.bench import record
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import table
 from onepass.core.device import Device, describe
+from onepass.core.operands import NO_OPTIONAL
 from onepass.core.problem import NormProblem
-from onepass.planning.choose import Plan, plan
+from onepass.planning.choose import plan
 from onepass.planning.options import Options
-from onepass.planning.registry import FORWARD
 from onepass.verify.cases import Case
 
 from .ahead import build
@@ -143,17 +145,17 @@ def shapes_of(cell: Cell) -> list[str]:
     return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
 
 
-def planned(shape: Shape, device: Device) -> tuple[Plan, NormProblem]:
+def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[Pass, ...]]:
     case = Case("group_norm", shape.shape, layout="channels_last", groups=shape.groups, activation="silu")
     problem = problem_of(Row(case, torch.float16))
     chosen = plan(problem, device, FORWARD, Options("ring"))
-    (step,) = chosen.passes
+    (step,) = chosen.launches
     assert isinstance(step, Pass)
     blocks = step.tiles * ceil(ceil(step.walk.reps / step.block_i) / shape.members)
     keep = shape.keep or shape.slots
     assert blocks <= keep or shape.back, f"{blocks} blocks of a unit do not fit {shape.slots} slots"
     cut = {"parts_r": shape.members, "programs": shape.programs, "stages": shape.slots, "keep": keep, "back": shape.back}
-    return replace(chosen, passes=(replace(step, resident=not shape.back, **cut),)), problem
+    return problem, (replace(step, resident=not shape.back, **cut),)
 
 
 def source(name: str, stress: str | None, device: Device) -> Any:
@@ -202,7 +204,7 @@ class Images:
         run = forward.forward(*planned(self.shape, self.device), self.shape.statistics, stress)
 
         def launch(x: Tensor) -> list[Tensor]:
-            result = run(x, self.weight, self.bias, None, None)
+            result = run(x, self.weight, self.bias, None, None, NO_OPTIONAL)
             return [t for t in (result.y, result.mean, result.rstd) if t is not None]
 
         return launch

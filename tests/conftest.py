@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from onepass.backends.c import build, library
+from onepass.backends.gpu.family import GpuFamily
 from onepass.core.device import describe
 from onepass.dispatch import launchers
 from onepass.planning.registry import FAMILIES
 
-CPU_FAMILIES = [
-    family.name for family in FAMILIES if not family.module.startswith("backends.gpu")
-]  # the others need a GPU, or an interpreter
+# The others need a GPU, or an interpreter.
+CPU_FAMILIES = [family.name for family in FAMILIES if not isinstance(family, GpuFamily)]
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
@@ -41,7 +41,7 @@ def anew():
     def forget() -> None:
         for cache in (build.library, library.load, describe):
             cache.cache_clear()
-        launchers.known.clear()
+        launchers.forget_all()
 
     forget()
     yield

@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from onepass.backends.gpu import counters
-from onepass.backends.gpu.launch import Stream
+from onepass.backends.gpu.launch import counters
+from onepass.backends.gpu.launch.stream import Stream
 
 
 @pytest.fixture

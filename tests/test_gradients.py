@@ -6,7 +6,10 @@ from conftest import CPU_FAMILIES
 
 import onepass
 from onepass.core import norms
+from onepass.core.operands import NO_OPTIONAL, SavedTensors
+from onepass.core.problem import bind
 from onepass.dispatch import launchers
+from onepass.planning.options import current_options
 from onepass.verify import cases
 from onepass.verify.cases import Case
 
@@ -71,9 +74,9 @@ def test_only_what_is_needed():
     (expected,) = torch.autograd.grad(torch.nn.functional.group_norm(x, 3, weight, bias), weight, dy)
     for family in CPU_FAMILIES:
         with onepass.force(family):
-            ready = launchers.launchers_of(norms.group_norm(3), x, weight, bias, False, False)
-            _, mean, rstd, *_ = ready.forward(x, weight, bias, None, None)
-            grads = ready.backward(dy, x, weight.detach(), bias, mean, rstd, (False, True, False))
+            ready = launchers.Launchers(bind(norms.group_norm(3), x, weight, bias), x.device, current_options())
+            _, mean, rstd, *_ = ready.forward(x, weight, bias, None, None, NO_OPTIONAL)
+            grads = ready.backward(dy, None, SavedTensors(x, weight.detach(), bias, mean, rstd), (False, True, False))
         assert grads[0] is None and grads[2] is None
         torch.testing.assert_close(grads[1], expected)
 

@@ -17,7 +17,7 @@ import torch
 import onepass
 import onepass.functional as F
 from benchmarks import fuzz
-from onepass.backends.c import build, launch, library
+from onepass.backends.c import build, library
 from onepass.backends.c import problem as c_problem
 from onepass.dispatch import launchers
 
@@ -297,10 +297,10 @@ def test_large_and_small_share_a_buffer():
 
 @pytest.mark.parametrize("start", range(0, 240, 40))
 def test_random_problems(monkeypatch, start, threads):
-    monkeypatch.setattr(launch, "_small", 0)
-    launchers.known.clear()
+    monkeypatch.setattr(c_problem, "_small", 0)
+    launchers._known.clear()
     wrong = {fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "c", i)) not in ("", "-")}
-    launchers.known.clear()
+    launchers._known.clear()
     assert not wrong
 
 

@@ -118,10 +118,10 @@ def test_channels_last_group_norm_far_from_zero(layout):
 def test_blocks_and_merged_moments(monkeypatch):
     """Sets far larger than a block, so that moments are merged and gradients summed over many blocks."""
     monkeypatch.setattr("onepass.backends.torch_ops.blockwise.BLOCK", 64)
-    launchers.known.clear()
+    launchers._known.clear()
     some = [case for case in CASES if 0 < torch.Size(case.shape).numel() < 30000]
     bad = [cell for cell in matrix.verify(some, [torch.float32, torch.bfloat16]) if cell.family == "blockwise" and not cell.ok]
-    launchers.known.clear()
+    launchers._known.clear()
     assert bad == []
 
 

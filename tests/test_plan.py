@@ -12,7 +12,7 @@ from onepass.core import norms
 from onepass.core.device import NO_TEAM_ON_AMD, Device
 from onepass.core.operands import OptionalOperands
 from onepass.core.problem import bind
-from onepass.dispatch import call, launchers
+from onepass.dispatch import launchers
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 from onepass.planning.registry import FAMILIES
@@ -167,7 +167,7 @@ def test_the_plan_on_a_gpu(problem, family, backward, device):
 def test_what_is_launched(row, device):
     """Every pass has a power of two of warps, at most 1024 threads, blocks that cover its set, and no more stages than memory for them."""
     problem = problem_of(row)
-    for step in plan(problem, device).passes:
+    for step in plan(problem, device).launches:
         w = step.walk
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
         for block in (step.block_i, step.block_j, step.block_run):
@@ -210,7 +210,7 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
         problem = bind(definition, x, torch.empty(1), extras=OptionalOperands(residual=x if residual else None))
         chosen = plan(problem, device, options=Options(invariant=True))
         bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
-        return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.passes if p.reduce]
+        return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.launches if p.reduce]
 
     assert cut(1) == cut(3) == cut(64) == cut(4096)
 
@@ -225,13 +225,13 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
     ],
 )
 def test_small_sets_share_programs(problem):
-    for step in plan(problem, H200).passes:
+    for step in plan(problem, H200).launches:
         if step.kernel != "combine":
             assert step.block_i * step.block_j >= 1024, step
 
 
 def test_a_long_row_fills_the_gpu():
-    for step in plan(_bind(norms.layer_norm(1), (1, 2**24)), H200).passes[::2]:
+    for step in plan(_bind(norms.layer_norm(1), (1, 2**24)), H200).launches[::2]:
         assert step.programs >= H200.sms
 
 
@@ -246,7 +246,7 @@ def _diffusion(n, channels, side):
 )
 def test_teams_for_diffusion_models(problem, members):
     """One launch on nearly all multiprocessors."""
-    (step,) = plan(problem, H200, options=Options("team")).passes
+    (step,) = plan(problem, H200, options=Options("team")).launches
     assert (step.parts_r, step.resident) == (members, True)
     assert 0.9 * H200.sms <= step.programs <= H200.sms and step.units == step.teams
 
@@ -263,7 +263,7 @@ def test_teams_for_diffusion_models(problem, members):
 def test_the_fastest_for_diffusion_models(problem, family, members):
     """As measured on an H200 (docs/measured.md)."""
     chosen = plan(problem, H200)
-    assert (chosen.family, chosen.passes[0].parts_r) == (family, members)
+    assert (chosen.family, chosen.launches[0].parts_r) == (family, members)
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
@@ -274,7 +274,7 @@ def test_the_fastest_for_diffusion_models(problem, family, members):
 def test_sets_alone_have_every_element(shape, dtype, groups, invariant, device):
     problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
     try:
-        (step,) = plan(problem, device, options=Options("whole_set", invariant=invariant)).passes
+        (step,) = plan(problem, device, options=Options("whole_set", invariant=invariant)).launches
     except CannotForce as reason:
         assert "a set is one run" in str(reason) or "are more than programs keep that share one" in str(reason)
         return
@@ -292,7 +292,7 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
     channels = shape[1] * groups
     problem = _bind(norms.group_norm(groups), (shape[0], channels, *shape[2:]), "channels_last", dtype)
     try:
-        (step,) = plan(problem, H200, options=Options("team", invariant=invariant)).passes
+        (step,) = plan(problem, H200, options=Options("team", invariant=invariant)).launches
     except CannotForce as reason:
         assert "a set is one run" in str(reason) or "is longer than the 256 columns" in str(reason)
         return
@@ -307,7 +307,7 @@ def test_a_ring_for_what_is_large(shape):
     """x stays in shared memory, several units at a time, on nearly all multiprocessors."""
     problem = _bind(norms.group_norm(32), shape, "channels_last", torch.float16)
     chosen = plan(problem, H200)
-    (step,) = chosen.passes
+    (step,) = chosen.launches
     assert chosen.family == "ring" and step.resident and step.programs >= 0.9 * H200.sms
     blocks = step.tiles * math.ceil(step.walk.reps / step.block_i / step.parts_r)
     assert 3 * blocks <= step.stages and step.stages * step.block_i * step.block_j * 2 <= H200.shared
@@ -321,7 +321,7 @@ def test_a_ring_for_what_is_large(shape):
 def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
     problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
     try:
-        (step,) = plan(problem, H200, options=Options("ring", invariant=invariant)).passes
+        (step,) = plan(problem, H200, options=Options("ring", invariant=invariant)).launches
     except CannotForce as reason:
         assert any(word in str(reason) for word in ("a set is one run", "begin at multiples of 16", "combined at a time"))
         return
@@ -341,12 +341,12 @@ def test_without_teams():
 def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     """What compiling shows is a reason like any other: the call runs, and explain says why."""
     forward = pytest.importorskip("onepass.backends.gpu.forward")
-    monkeypatch.setattr(call, "describe", lambda device: H200)
-    monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.family == "team" else "")
-    chosen, device = launchers.settled(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
+    monkeypatch.setattr(launchers, "describe", lambda device: H200)
+    monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].kernel == "team" else "")
+    chosen, device = launchers.plan_launchable(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
     assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")
-    monkeypatch.setattr(forward, "settle", lambda planned, *_: "too many programs" if planned.passes[0].parts_r > 1 else "")
-    chosen, device = launchers.settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
+    monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].parts_r > 1 else "")
+    chosen, device = launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
     assert chosen.family not in ("whole_set", "team") and device.no_team == "too many programs"
     with pytest.raises(CannotForce, match="programs keep that share one: too many programs"):
-        launchers.settled(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))
+        launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))

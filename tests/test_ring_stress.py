@@ -42,8 +42,8 @@ def test_every_hand_over_stands_in_the_kernels_once():
 )
 def test_shapes_refill_their_slots(name, expected):
     shape = SHAPES[name]
-    plan, problem = ring_stress.planned(shape, H200)
-    (step,), (kernel,) = plan.passes, forward.kernels(plan, problem, shape.statistics)
+    problem, launches = ring_stress.planned(shape, H200)
+    (step,), (kernel,) = launches, forward.kernels(problem, launches, shape.statistics)
     assert {key: kernel.constants[key] for key in expected} == expected
     rows = ceil(step.walk.reps / step.block_i)
     assert rows >= step.parts_r and step.units >= 2 * step.teams

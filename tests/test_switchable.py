@@ -161,11 +161,11 @@ def test_statistics():
 def test_one_reduce_and_one_apply(monkeypatch):
     """Moments of x are taken once, whatever is mixed."""
     from onepass.backends.torch_ops import blockwise as formula
-    from onepass.dispatch import call as ops
+    from onepass.dispatch import launchers
 
     seen = []
     monkeypatch.setattr(formula, "moments", lambda x, *args, original=formula.moments: (seen.append(x.numel()), original(x, *args))[1])
-    ops._ready.clear()
+    launchers.forget_all()
     x = torch.randn(4, C, 5)
     with onepass.force("blockwise"):
         O.switchable_norm(x, torch.zeros(3), torch.zeros(3), training=True)

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from onepass.core.operands import OptionalOperands
+from onepass.core.operands import OptionalOperands, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.spec import NormSpec
 from onepass.core.view import ParamMap, View
@@ -42,31 +42,22 @@ def check_forward(
     _on_device(x, {"mean": mean, "var": var})
 
 
-def check_backward(
-    problem: NormProblem,
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    extras: OptionalOperands,
-    var: Tensor | None,
-) -> None:
-    """Every operand of a backward against its problem. In the place of the residual stands dsum, the gradient of the sum."""
-    _check_common(problem, x, weight, bias, extras)
+def check_backward(problem: NormProblem, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> None:
+    """Every operand of a backward against its problem."""
+    x = saved.x
+    _check_common(problem, x, saved.weight, saved.bias, saved.optional)
     sets = prod(problem.stat_shape)
-    for name, t in {"mean": mean, "rstd": rstd, "var": var}.items():
+    for name, t in {"mean": saved.mean, "rstd": saved.rstd, "var": saved.var}.items():
         _sized(name, t, sets, "one for each set")
-    if problem.spec.centered and not problem.from_y and mean is None:
+    if problem.spec.centered and not problem.from_y and saved.mean is None:
         raise ValueError("mean is None, expected the mean of each set that the forward returned")
-    if problem.spec.mix and var is None:
+    if problem.spec.mix and saved.var is None:
         raise ValueError("var is None, expected the variance of each set that the forward returned")
     _shaped("dy", dy, x)
-    _shaped("dsum", extras.residual, x)
+    _shaped("dsum", dsum, x)
     if dy.dtype != x.dtype:
         raise RuntimeError(f"dy has dtype {dy.dtype}, expected {x.dtype}, that of x: convert it with dy.to({x.dtype})")
-    _on_device(x, {"dy": dy, "mean": mean, "rstd": rstd, "var": var})
+    _on_device(x, {"dy": dy, "dsum": dsum, "mean": saved.mean, "rstd": saved.rstd, "var": saved.var})
 
 
 def check_sizes(spec: NormSpec) -> None:

@@ -1,22 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from onepass.core.memory import require_memory_if_shown
+from onepass.core.operands import SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.spec import NormSpec
-from onepass.dispatch.route import batched
 
 from .tensors import SCALAR
 
 Signature = tuple[torch.dtype, torch.Size, torch.device]
 
 
-SAVED = ("input", "weight", "bias", "mean", "rstd", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
+# Whether a tensor is a batch of gradients, which `is_grads_batched` makes by a vmap older than functorch's.
+is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+
+SAVED_NAMES = ("input", *SavedTensors._fields[1:])
 
 
 SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # by calls with nothing else
@@ -33,7 +36,7 @@ def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Sign
     Module.half(), an assignment to .data and hooks on saved tensors all change tensors behind the graph's back.
     """
     found: list[Any] = []
-    for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED, saved, were):
+    for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED_NAMES, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))
@@ -51,7 +54,7 @@ def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, dev
     """torch's engine checks the gradients that arrive; a node that is called directly may be handed anything."""
     if gradient is None or (gradient.shape == problem.shape and gradient.dtype is problem.dtype and gradient.device == device):
         return
-    if batched(gradient):
+    if is_gradient_batch(gradient):
         return
     now, expected = (gradient.dtype, gradient.shape, gradient.device), (problem.dtype, torch.Size(problem.shape), device)
     raise RuntimeError(f"{name} is {_in_words(now)}, expected {_in_words(expected)}, as the output is")

@@ -52,7 +52,7 @@ class PostAffine(NamedTuple):
         """u from y, where there is no activation. (36)"""
         return affine_inverse(y, self.gain, self.shift)
 
-    def back(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
         """The gradients of z = u·gain + shift, which is taken from u again, and of u. (32), (33)"""
         dz = ACTIVATION_FUNCTIONS[self.activation].gradient(dy, affine(u, self.gain, self.shift)) if self.activation else dy
         return dz, affine(dz, self.gain, None)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from .moments import Moments, average, merge_along, total
-from .operands import OptionalOperands
+from .operands import OptionalOperands, SavedTensors
 from .spec import NormSpec
+
+MixOperands = OptionalOperands | SavedTensors  # both hold the weights of a mix and the statistics given to it
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def _weighted(weights: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return mixed
 
 
-def mix_statistics(spec: NormSpec, shape: Sequence[int], sets: Moments, extras: OptionalOperands) -> MixedStatistics:
-    """What a spec makes of the moments of its sets, in the kept axes' shape, before they are applied."""
-    assert extras.mean_weight is not None and extras.var_weight is not None
-    last = None if extras.running_mean is None or extras.running_var is None else (extras.running_mean, extras.running_var)
-    return MixedStatistics.of(sets, spec.mixed_dims(shape), (extras.mean_weight, extras.var_weight), last)
+def mix_statistics(spec: NormSpec, shape: Sequence[int], sets: Moments, operands: MixOperands) -> MixedStatistics:
+    """Mix the statistics of several norms from the moments of the sets, which have one value per set."""
+    assert operands.mean_weight is not None and operands.var_weight is not None
+    last = None if operands.running_mean is None or operands.running_var is None else (operands.running_mean, operands.running_var)
+    return MixedStatistics.of(sets, spec.mixed_dims(shape), (operands.mean_weight, operands.var_weight), last)

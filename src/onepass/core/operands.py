@@ -1,3 +1,5 @@
+"""What goes into a kernel and what comes out of it, beside x, weight and bias."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -6,14 +8,14 @@ from torch import Tensor
 
 
 class OptionalOperands(NamedTuple):
-    """The operands that few calls have, beside x, weight, bias and given statistics."""
+    """The operands of a forward that few calls have, beside x, weight, bias and given statistics."""
 
-    residual: Tensor | None = None  # added to x first; in a backward, what is added to dx last: the gradient that arrives at the sum
-    scale: Tensor | None = None  # modulation: (1 + scale) and shift after the affine step
+    residual: Tensor | None = None  # added to x first
+    scale: Tensor | None = None  # modulation: u·(1 + scale) + shift after the affine step
     shift: Tensor | None = None
     mean_weight: Tensor | None = None  # of a mix: the norms' weights, which sum to one
     var_weight: Tensor | None = None
-    running_mean: Tensor | None = None  # of a mix: statistics that stand for the last norm's
+    running_mean: Tensor | None = None  # of a mix: given statistics of its last norm
     running_var: Tensor | None = None
 
 
@@ -21,9 +23,9 @@ NO_OPTIONAL = OptionalOperands()
 
 
 class Result(NamedTuple):
-    """What a forward returns. Statistics have the kept axes' shape and the accumulator's dtype; what was not computed is None.
+    """What a forward returns. Statistics have one value per set, in the accumulator's dtype; what was not computed is None.
 
-    `mean` and `var` are each set's own; `rstd` is what was applied, which for a mix of norms is another's.
+    `mean` and `var` belong to each set itself. `rstd` is the one that was applied: for a mix of norms, the mixed one.
     """
 
     y: Tensor
@@ -31,6 +33,28 @@ class Result(NamedTuple):
     rstd: Tensor
     var: Tensor | None
     sum: Tensor | None = None  # x + residual
+
+
+class SavedTensors(NamedTuple):
+    """What a forward keeps for its backward."""
+
+    x: Tensor  # what was normalized: x, or x + residual; y if the spec says `from_y`
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor | None
+    rstd: Tensor
+    var: Tensor | None = None  # of a mix: the variance of each set itself
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    mean_weight: Tensor | None = None
+    var_weight: Tensor | None = None
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+
+    @property
+    def optional(self) -> OptionalOperands:
+        """The optional operands of the forward. The residual is part of x."""
+        return OptionalOperands(None, *self[6:])
 
 
 class Gradients(NamedTuple):

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .operands import NO_OPTIONAL, OptionalOperands
+from .operands import NO_OPTIONAL, OptionalOperands, SavedTensors
 from .spec import NormSpec
 from .view import ParamMap, View, dense_stride, find_view, stat_stride
 
@@ -54,14 +54,19 @@ class NormProblem:
         return self.weight is not None or self.bias is not None
 
     @property
-    def tail(self) -> bool:
-        """Whether anything follows the affine step."""
+    def has_post_affine(self) -> bool:
+        """Whether modulation or an activation follows the affine step."""
         return self.scale is not None or self.shift is not None or bool(self.spec.activation)
 
     @property
     def from_y(self) -> bool:
         """Whether the backward is handed y in the place of x."""
         return self.spec.from_y
+
+    @property
+    def why_no_view(self) -> str:
+        """Why x has no view of four axes, for families that need one."""
+        return "x has no elements" if 0 in self.shape else f"no four-axis view of strides {self.stride}"
 
     def for_direction(self, direction: str) -> NormProblem:
         """The problem that is planned for a direction: in a backward that is handed y, x lies as y does."""
@@ -103,17 +108,17 @@ def bind(
     bias: Tensor | None = None,
     given: bool = False,
     track: bool = False,
-    extras: OptionalOperands = NO_OPTIONAL,
+    optional: OptionalOperands = NO_OPTIONAL,
 ) -> NormProblem:
     """Bind a spec to tensors.
 
     Example: `bind(spec.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
     """
     addends = None
-    if extras.residual is not None:
-        addends = x.dtype, extras.residual.dtype
+    if optional.residual is not None:
+        addends = x.dtype, optional.residual.dtype
         # The sum: dense, in the order of x's memory.
-        x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, extras.residual.dtype), device="meta")
+        x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, optional.residual.dtype), device="meta")
     shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
     axes = spec.factor(shape)
     found, copied = find_view(axes, stride, y_stride), ""
@@ -127,7 +132,7 @@ def bind(
         weight=None if weight is None else weight.dtype,
         bias=None if bias is None else bias.dtype,
         given=given,
-        last_given=extras.running_mean is not None,
+        last_given=optional.running_mean is not None,
         track=track,
         x=x_view,
         y=y_view,
@@ -137,11 +142,17 @@ def bind(
         stat_shape=tuple(spec.kept_shape(shape)),
         stat_stride=stat_stride(axes, y_stride),
         copied=copied if found else "",
-        scale=None if extras.scale is None else extras.scale.dtype,
-        shift=None if extras.shift is None else extras.shift.dtype,
+        scale=None if optional.scale is None else optional.scale.dtype,
+        shift=None if optional.shift is None else optional.shift.dtype,
         modulation=modulation,
         addends=addends,
     )
+
+
+def bind_backward(spec: NormSpec, dsum: Tensor | None, saved: SavedTensors, given: bool) -> NormProblem:
+    """Bind a spec to what a backward gets. With a gradient of the sum, x is the sum, and dense."""
+    problem = bind(spec, saved.x, saved.weight, saved.bias, given, optional=saved.optional)
+    return problem if dsum is None else replace(problem, addends=(saved.x.dtype, dsum.dtype))
 
 
 def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:

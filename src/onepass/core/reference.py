@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .arithmetic import PostAffine, affine, affine_inverse, input_gradient, normalize
-from .mixing import MixedStatistics, mix_statistics
+from .mixing import MixedStatistics, MixOperands, mix_statistics
 from .moments import Moments, average, inverse_deviation, moments
-from .operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from .operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result, SavedTensors
 from .problem import accumulator
 from .spec import NormSpec
 
@@ -75,16 +75,18 @@ class Axes:
     def bias(self, bias: Tensor | None) -> Tensor | None:
         return self.params.spread(bias)
 
-    def tail(self, extras: OptionalOperands) -> PostAffine:
-        return PostAffine(self.modulation.spread(extras.scale, 1.0), self.modulation.spread(extras.shift), self.spec.activation)
+    def post_affine(self, scale: Tensor | None, shift: Tensor | None) -> PostAffine:
+        return PostAffine(self.modulation.spread(scale, 1.0), self.modulation.spread(shift), self.spec.activation)
 
 
-def _statistics(axes: Axes, x: Tensor, extras: OptionalOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
+def _statistics(axes: Axes, x: Tensor, operands: MixOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
     """The sets' own moments, and mean and variance to apply: the same, or mixed. x has the axes' shape."""
     taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
         return taken, taken.center, taken.var, None
-    mixed = mix_statistics(axes.spec, axes.x_shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), extras)
+    mixed = mix_statistics(
+        axes.spec, axes.x_shape, Moments(taken.count, axes.kept(taken.mean), taken.m2.reshape(axes.kept_shape)), operands
+    )
     return taken, axes.stat(mixed.mean), mixed.var.reshape(axes.stat_shape), mixed
 
 
@@ -95,61 +97,59 @@ def forward(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
-    extras: OptionalOperands = NO_OPTIONAL,
+    optional: OptionalOperands = NO_OPTIONAL,
 ) -> Result:
     """Normalize x; by `mean` and `var` where they are given.
 
     Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """
-    total = x if extras.residual is None else x + extras.residual
+    total = x if optional.residual is None else x + optional.residual
     axes = Axes(spec, total)
     x_ = axes.x(total)
     if var is not None:
         own_mean, own_var = mean_, var_ = axes.stat(mean), var.to(axes.acc).reshape(axes.stat_shape)
     else:
-        taken, mean_, var_, _ = _statistics(axes, x_, extras)
+        taken, mean_, var_, _ = _statistics(axes, x_, optional)
         own_mean, own_var = taken.mean, taken.var
     rstd = torch.rsqrt(var_ + spec.eps) if var is not None or spec.mix else inverse_deviation(var_, spec.eps)
     u = affine(normalize(x_, mean_, rstd), axes.weight(weight), axes.bias(bias))
-    y = axes.tail(extras)(u).reshape(total.shape).to(total.dtype)
-    summed = None if extras.residual is None else total
+    y = axes.post_affine(optional.scale, optional.shift)(u).reshape(total.shape).to(total.dtype)
+    summed = None if optional.residual is None else total
     return Result(y, axes.kept(own_mean), rstd.reshape(axes.kept_shape), axes.kept(own_var), summed)
 
 
 def backward(
     spec: NormSpec,
     dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    given: tuple[Tensor | None, Tensor] | None = None,
+    dsum: Tensor | None,
+    saved: SavedTensors,
     needs: Sequence[bool] = (True,) * len(Needs._fields),
-    extras: OptionalOperands = NO_OPTIONAL,
-    saved: Tensor | None = None,
+    given: bool = False,
 ) -> Gradients:
-    """The gradients, themselves differentiable: mean and rstd are taken from x again unless `given`. (6)-(11), (26)-(35)
+    """The gradients, which can be differentiated again. (6)-(11), (26)-(35)
 
-    With a residual, x is the sum. If rstd is handed over as `saved`, x is y, and the gradients are right but not to be differentiated: they
-    do not show how y and rstd depend on x.
+    Mean and rstd are computed from x again, unless the statistics were `given`. If the spec says `from_y`, x is y: the gradients are right,
+    but cannot be differentiated, since they do not show how y and rstd depend on x.
     """
+    x, weight, bias = saved.x, saved.weight, saved.bias
     axes, needs = Axes(spec, x), Needs(*needs)
     x_, dy_ = axes.x(x), axes.x(dy)
-    weight_, bias_, tail, mixed = axes.weight(weight), axes.bias(bias), axes.tail(extras), None
-    if saved is not None:
-        rstd, u = saved.to(axes.acc).reshape(axes.stat_shape), tail.inverse(x_)
+    weight_, bias_, post, mixed = axes.weight(weight), axes.bias(bias), axes.post_affine(saved.scale, saved.shift), None
+    if spec.from_y:
+        rstd, u = saved.rstd.to(axes.acc).reshape(axes.stat_shape), post.inverse(x_)
         x_hat = affine_inverse(u, weight_, bias_)
     else:
-        if given is not None:
-            mean, rstd = axes.stat(given[0]), given[1].to(axes.acc).reshape(axes.stat_shape)
+        if given:
+            mean, rstd = axes.stat(saved.mean), saved.rstd.to(axes.acc).reshape(axes.stat_shape)
         else:
-            _, mean, var, mixed = _statistics(axes, x_, extras)
+            _, mean, var, mixed = _statistics(axes, x_, saved)
             rstd = torch.rsqrt(var + spec.eps) if spec.mix else inverse_deviation(var, spec.eps)
         x_hat = normalize(x_, mean, rstd)
         u = affine(x_hat, weight_, bias_)
-    dz, du = tail.back(dy_, u)
+    dz, du = post.backward(dy_, u)
     wdy = affine(du, weight_, None)
-    c1 = average(wdy, axes.dims) if given is None and spec.centered else None  # (6)
-    c2 = average(wdy * x_hat, axes.dims) if given is None else None  # (7)
+    c1 = average(wdy, axes.dims) if not given and spec.centered else None  # (6)
+    c2 = average(wdy * x_hat, axes.dims) if not given else None  # (7)
     dmean_weight = dvar_weight = None
     if mixed is not None and c1 is not None and c2 is not None:
         kept = (stat.reshape(axes.kept_shape) for stat in (c1, c2, rstd))
@@ -157,11 +157,11 @@ def backward(
         c1, c2 = (axes.stat(c) for c in cs)
     params, modulation = axes.params, axes.modulation
     return Gradients(
-        _plus(input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape), extras.residual).to(x.dtype) if needs.x else None,
+        _plus(input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape), dsum).to(x.dtype) if needs.x else None,
         params.sum(du * x_hat, weight) if weight is not None and needs.weight else None,  # (10)
         params.sum(du, bias) if bias is not None and needs.bias else None,  # (11)
-        modulation.sum(dz * u, extras.scale) if extras.scale is not None and needs.scale else None,  # (34)
-        modulation.sum(dz, extras.shift) if extras.shift is not None and needs.shift else None,  # (35)
+        modulation.sum(dz * u, saved.scale) if saved.scale is not None and needs.scale else None,  # (34)
+        modulation.sum(dz, saved.shift) if saved.shift is not None and needs.shift else None,  # (35)
         dmean_weight,
         dvar_weight,
     )

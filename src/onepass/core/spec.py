@@ -87,6 +87,11 @@ class NormSpec:
         return words, [size for _, size in self.sizes], self.eps, self.weight_offset
 
     @staticmethod
+    def packs_from_y(words: str) -> bool:
+        """Whether packed words say `from_y`, without unpacking them."""
+        return words.endswith("from_y")
+
+    @staticmethod
     def unpack(words: str, sizes: Sequence[int], eps: float, weight_offset: float) -> NormSpec:
         axes, reduced, params, names, modulated, mix, activation, centered, from_y = [word.strip() for word in words.split("|")]
         given = tuple(zip(names.split(), sizes))

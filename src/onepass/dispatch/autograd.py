@@ -1,3 +1,5 @@
+"""The direct route's autograd functions, and the backward of the other routes."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -6,48 +8,44 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from onepass.check.saved import SAVED, SAVED_BRIEFLY, as_saved, check_gradient, signatures
+from onepass.check.saved import SAVED_BRIEFLY, SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core import reference
 from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memory_if_shown
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.spec import NormSpec
 
 from .launchers import OPERAND_NAMES, Launchers
 from .route import DIRECT, OP, REFERENCE, route_backward
 
-Update = Callable[[Result], None]
+Update = Callable[[Result], None]  # updates running statistics from the result of a forward
 
-
-_UNPACKED = ("dy", "dsum", *SAVED)
-
-
-pending_updates: ContextVar[list[Update]] = ContextVar("updates")  # what the op's autograd is to do before it saves
+_BACKWARD_NAMES = ("dy", "dsum", *SAVED_NAMES)
+pending_updates: ContextVar[list[Update]] = ContextVar("updates")  # what the op's autograd has to do before it saves
 
 
 class Norm(torch.autograd.Function):
-    """Saves what was normalized (x, or its sum with the residual), or y in its place, and the statistics, nothing else of x's size."""
+    """Saves what was normalized (x, x + residual, or y) and the statistics, and nothing else of x's size."""
 
     @staticmethod
-    def forward(ctx, ready: Launchers, stats: bool | Update, x, weight, bias, mean, var, *extras):  # pyright: ignore[reportIncompatibleMethodOverride]
-        operands = x, weight, bias, mean, var, *extras
+    def forward(ctx, launchers: Launchers, stats: bool | Update, x, weight, bias, mean, var, *others):  # pyright: ignore[reportIncompatibleMethodOverride]
+        operands = x, weight, bias, mean, var, *others
         if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
             require_memory(OPERAND_NAMES, operands)
-        given, from_y, extras = ready.problem.given, ready.problem.from_y, OptionalOperands(*extras)
-        result = ready.forward(x, weight, bias, mean, var, extras)
+        given, from_y, optional = launchers.problem.given, launchers.problem.from_y, OptionalOperands(*others)
+        result = launchers.forward(x, weight, bias, mean, var, optional)
         if callable(stats):
             stats(result)  # before anything is saved
-        ctx.ready, ctx.dtypes = ready, (x.dtype, None if extras.residual is None else extras.residual.dtype)
+        ctx.launchers, ctx.dtypes = launchers, (x.dtype, None if optional.residual is None else optional.residual.dtype)
         ctx.set_materialize_grads(False)
-        # Given statistics are running ones: training may go on before this backward comes.
+        # Given statistics are running ones, which may change before the backward: save a copy.
         mean = None if from_y else result.mean.clone() if given and result.mean is not None else result.mean
-        running = (None if t is None else t.clone() for t in extras[5:])
         normalized = result.y if from_y else x if result.sum is None else result.sum
-        ctx.plain = all(t is None for t in extras)
-        saved: tuple[Tensor | None, ...] = normalized, weight, None if ready.drops_bias else bias, mean, result.rstd
-        if not ctx.plain:
-            saved = *saved, result.var if ready.problem.spec.mix else None, *extras[1:5], *running
-        if ready.saved is None:
-            ready.saved = signatures(saved)
+        saved: tuple[Tensor | None, ...] = normalized, weight, None if launchers.drops_bias else bias, mean, result.rstd
+        if any(t is not None for t in optional):
+            running = (None if t is None else t.clone() for t in optional[5:])
+            saved = *saved, result.var if launchers.problem.spec.mix else None, *optional[1:5], *running
+        if launchers.saved is None:
+            launchers.saved = signatures(saved)
         ctx.save_for_backward(*saved)
         if not stats:
             return result.y, None, None, None, result.sum
@@ -59,42 +57,45 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy, _mean, _rstd, _var, dsum):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if dy is None:  # what was saved is not looked at: users may have changed it in place
+        if dy is None:  # saved tensors are not needed, and users may have changed them in place
             return None, None, *in_operand_order(Gradients(dsum), *ctx.dtypes)
-        ready, wanted = ctx.ready, needs_of(ctx.needs_input_grad[2:])
-        problem, saved = ready.problem, ctx.saved_tensors
-        way = route_backward(dy, *saved)
-        x, weight, bias, mean, rstd, *others = saved if signatures(saved) == ready.saved else as_saved(problem.spec, saved, ready.saved)
-        bias = weight if ready.drops_bias else bias
-        var, extras = (None, NO_OPTIONAL) if ctx.plain else (others[0], OptionalOperands(dsum, *others[1:]))
-        check_gradient("dy", dy, problem, ready.where)
-        check_gradient("dsum", dsum, problem, ready.where)
-        if way is DIRECT and x.stride() == ready.saved_stride:
+        launchers, needs = ctx.launchers, needs_of(ctx.needs_input_grad[2:])
+        problem, unpacked = launchers.problem, ctx.saved_tensors
+        way = route_backward(dy, *unpacked)
+        tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved)
+        saved = SavedTensors(*tensors)
+        if launchers.drops_bias:
+            saved = saved._replace(bias=saved.weight)
+        check_gradient("dy", dy, problem, launchers.device)
+        check_gradient("dsum", dsum, problem, launchers.device)
+        if way is DIRECT and saved.x.stride() == launchers.saved_stride:
             try:
-                unpacked = dy, dsum, *saved
-                if min([t.data_ptr() for t in unpacked if t is not None]) < LOWEST:
-                    require_memory(_UNPACKED, unpacked)
-                grads = ready.backward(dy, x, weight, bias, mean, rstd, wanted, extras, var)
-                return None, None, *in_operand_order(grads, *ctx.dtypes)
+                operands = dy, dsum, *unpacked
+                if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
+                    require_memory(_BACKWARD_NAMES, operands)
+                return None, None, *in_operand_order(launchers.backward(dy, dsum, saved, needs), *ctx.dtypes)
             except ZeroTensor:
                 pass
-        # A hook on saved tensors may have laid x out anew: the op binds what it is given.
+        # A hook on saved tensors may have changed the strides of x: the op binds the tensors it gets.
         way = OP if way is DIRECT else way
-        grads = backward_by_spec(way, problem.spec, problem.given, dy, x, weight, bias, mean, rstd, wanted, extras, var)
+        grads = backward_by_spec(way, problem.spec, problem.given, dy, dsum, saved, needs)
         return None, None, *in_operand_order(grads, *ctx.dtypes)
 
 
 class PlainNorm(torch.autograd.Function):
-    """As _Norm, for x, weight and bias alone, by a family that has a short way: in a small step all else costs more than the norm."""
+    """As Norm, where x, weight and bias are the only operands and the family has a minimal forward and backward.
+
+    In small training steps, everything else costs more than the norm.
+    """
 
     @staticmethod
-    def forward(ctx, ready: Launchers, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, stats = ready.train.forward(x, weight, bias)
-        ctx.ready = ready
+    def forward(ctx, launchers: Launchers, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, stats = launchers.train.forward(x, weight, bias)  # pyright: ignore[reportOptionalMemberAccess]
+        ctx.launchers = launchers
         ctx.set_materialize_grads(False)
-        saved = x, weight, None if ready.drops_bias else bias, stats
-        if ready.saved is None:
-            ready.saved = signatures(saved)
+        saved = x, weight, None if launchers.drops_bias else bias, stats
+        if launchers.saved is None:
+            launchers.saved = signatures(saved)
         ctx.save_for_backward(*saved)
         return y
 
@@ -102,32 +103,37 @@ class PlainNorm(torch.autograd.Function):
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         if dy is None:
             return None, None, None, None
-        ready, needed, saved = ctx.ready, ctx.needs_input_grad[1:], ctx.saved_tensors
-        way, problem = route_backward(dy, *saved), ready.problem
-        x, weight, bias, stats = saved if signatures(saved) == ready.saved else as_saved(problem.spec, saved, ready.saved)
-        bias = weight if ready.drops_bias else bias
-        check_gradient("dy", dy, problem, ready.where)
-        if way is DIRECT and x.stride() == ready.saved_stride and stats.stride() == ready.train.stat_stride:
+        launchers, needs, unpacked = ctx.launchers, ctx.needs_input_grad[1:], ctx.saved_tensors
+        way, problem, train = route_backward(dy, *unpacked), launchers.problem, launchers.train
+        tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved)
+        x, weight, bias, stats = tensors
+        bias = weight if launchers.drops_bias else bias
+        check_gradient("dy", dy, problem, launchers.device)
+        if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == train.stat_stride:
             try:
                 if dy.stride() == problem.y_stride:
-                    return None, *ready.train.backward(dy, x, weight, bias, stats, needed)
-                require_memory(("dy", *SAVED_BRIEFLY), (dy, *saved))
-                return None, *ready.backward(dy, x, weight, bias, *ready.train.statistics(stats), Needs(*needed))[:3]
+                    return None, *train.backward(dy, x, weight, bias, stats, needs)
+                require_memory(("dy", *SAVED_BRIEFLY), (dy, *unpacked))
+                saved = SavedTensors(x, weight, bias, *train.statistics(stats))
+                return None, *launchers.backward(dy, None, saved, Needs(*needs))[:3]
             except ZeroTensor:
                 pass
         way = OP if way is DIRECT else way
-        mean, rstd = ready.train.statistics(stats)
-        return None, *backward_by_spec(way, problem.spec, False, dy, x, weight, bias, mean, rstd, Needs(*needed), NO_OPTIONAL, None)[:3]
+        saved = SavedTensors(x, weight, bias, *train.statistics(stats))
+        return None, *backward_by_spec(way, problem.spec, False, dy, None, saved, Needs(*needs))[:3]
 
 
 def needs_of(needed: Sequence[bool]) -> Needs:
-    """Which gradients the operands x, weight, bias, mean, var, *extras need: one for x and residual together, none for statistics."""
+    """Which gradients are needed, from the flags of x, weight, bias, mean, var and the optional operands.
+
+    x and residual share one gradient, and statistics have none.
+    """
     x, weight, bias, _, _, residual, *others = needed
     return Needs(x or residual, weight, bias, *others[:4])
 
 
 def in_operand_order(grads: Gradients, x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
-    """Gradients in the order of the operands x, weight, bias, mean, var, *extras."""
+    """Gradients in the order of x, weight, bias, mean, var and the optional operands."""
     dx, dweight, dbias, *others = grads
     dresidual = None if dx is None or residual is None else dx.to(residual)
     if dx is not None and dx.dtype != x:
@@ -136,38 +142,28 @@ def in_operand_order(grads: Gradients, x: torch.dtype, residual: torch.dtype | N
 
 
 def backward_by_spec(
-    way: str,
-    spec: NormSpec,
-    given: bool,
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    needs: Needs,
-    extras: OptionalOperands,
-    var: Tensor | None,
+    way: str, spec: NormSpec, given: bool, dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Needs
 ) -> Gradients:
     """The backward of the routes that know a spec but no problem."""
-    require_memory_if_shown(_UNPACKED, (dy, extras.residual, x, weight, bias, mean, rstd, var, *extras[1:]))
+    require_memory_if_shown(_BACKWARD_NAMES, (dy, dsum, *saved))
     if way is REFERENCE:
         if spec.from_y and torch.is_grad_enabled():
             raise RuntimeError(
                 'save="y" keeps the output for the backward, which cannot be differentiated again (create_graph=True) without the input: '
                 'leave save at "x"'
             )
-        return reference.backward(spec, dy, x, weight, bias, (mean, rstd) if given else None, needs, extras, rstd if spec.from_y else None)
-    wanted = wanted_gradients(needs, x, weight, bias, extras)
-    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, wanted, var, *extras)
+        return reference.backward(spec, dy, dsum, saved, needs, given)
+    wanted = wanted_gradients(needs, saved)
+    x, weight, bias, mean, rstd, var, *others = saved
+    grads = torch.ops.onepass.norm_backward(dy, x, weight, bias, mean, rstd, *spec.pack(), given, wanted, var, dsum, *others)
     return Gradients(*[grad if needed else None for grad, needed in zip(grads, wanted)])
 
 
-def wanted_gradients(needs: Sequence[bool], x: Tensor, weight: Tensor | None, bias: Tensor | None, extras: OptionalOperands) -> list[bool]:
+def wanted_gradients(needs: Sequence[bool], saved: SavedTensors) -> list[bool]:
     """The gradients that are needed, of operands that are there."""
-    return [needed and t is not None for needed, t in zip(Needs(*needs), differentiable(x, weight, bias, extras))]
+    return [needed and t is not None for needed, t in zip(Needs(*needs), differentiable(saved))]
 
 
-def differentiable(x: Tensor, weight: Tensor | None, bias: Tensor | None, extras: OptionalOperands) -> tuple[Tensor | None, ...]:
+def differentiable(saved: SavedTensors) -> tuple[Tensor | None, ...]:
     """The operands that have gradients, in the order of Gradients."""
-    return x, weight, bias, extras.scale, extras.shift, extras.mean_weight, extras.var_weight
+    return saved.x, saved.weight, saved.bias, saved.scale, saved.shift, saved.mean_weight, saved.var_weight

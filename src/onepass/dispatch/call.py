@@ -1,9 +1,4 @@
-"""The routes from a call to a kernel, and the registered ops.
-
-- direct: plain tensors outside compile go straight to a ready launcher, through a classic autograd.Function if a gradient is needed;
-- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
-- reference: functorch transforms, forward-mode AD and jit.trace see the definition itself, as does a backward that is to be differentiated.
-"""
+"""From a function to a launcher, by the route that the call takes."""
 
 from __future__ import annotations
 
@@ -20,14 +15,12 @@ from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memo
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
 from onepass.core.problem import bind, summed_like
 from onepass.core.spec import NormSpec
-from onepass.planning.options import batch_invariant, options_in_context
+from onepass.planning.options import options_in_context
 
 from . import library  # noqa: F401, registers the ops
 from .autograd import Norm, PlainNorm, Update, pending_updates
-from .launchers import OPERAND_NAMES, known, launchers_of, prepare
+from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare, signatures_of
 from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
-
-Define = Callable[..., NormSpec]
 
 
 def normalize(
@@ -42,10 +35,10 @@ def normalize(
 ) -> Tensor:
     """Normalize x, by `mean` and `var` where they are given.
 
-    `define(x, weight, bias, *args)` checks what it must and returns the spec. It runs once per kind of call, and is part of the kind: a
-    lasting function, not a lambda made for each call. `check` comes before it, and may look at mean and var.
+    `define(x, weight, bias, *args)` checks its arguments and returns the spec. It runs once per kind of call, and is part of the key: pass
+    a module-level function, not a lambda made for each call. `check` runs before it, and may look at mean and var.
     """
-    # route(x, weight, bias, mean, var) is not DIRECT, written out: this is the hot path.
+    # `route(x, weight, bias, mean, var) is not DIRECT`, written out: every call passes here.
     if (
         compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
         or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
@@ -55,30 +48,28 @@ def normalize(
     ):  # fmt: skip
         check()
         return normalize_with(define, args, x, weight, bias, mean, var).y
-    key = (
-        define, args, options_in_context.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
-        weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype,
-        None if var is None else (None if mean is None else (mean.shape, mean.dtype), var.shape, var.dtype),
-    )  # fmt: skip
     try:
-        ready = known.get(key)
-        if ready is None:
+        given = None if var is None else (mean is None or (mean.shape, mean.dtype), var.shape, var.dtype)
+        kind = kind_of(define, args, x, weight, bias, given)
+        launchers = find(kind)
+        if launchers is None:
             check()
-            problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None, False, NO_OPTIONAL)
+            problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None)
             check_forward(problem, x, weight, bias, mean, var, NO_OPTIONAL)
-            ready = prepare(key, problem, x.device, weight, bias)
+            launchers = prepare(kind, problem, x.device, weight, bias)
         if grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
-            if ready.train:
-                return PlainNorm.apply(ready, x, weight, bias)  # pyright: ignore[reportReturnType]
-            return Norm.apply(ready, False, x, weight, bias, mean, var, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
-        return ready.infer(x, weight, bias, mean, var)
+            if launchers.train:
+                return PlainNorm.apply(launchers, x, weight, bias)  # pyright: ignore[reportReturnType]
+            return Norm.apply(launchers, False, x, weight, bias, mean, var, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
+        return launchers.infer(x, weight, bias, mean, var)
     except ZeroTensor:
-        return by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NO_OPTIONAL), False, None).y
+        return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NO_OPTIONAL), False, None).y
     except (RuntimeError, TypeError):
+        # The checks explain what is not in the key (a parameter on another device) or cannot be hashed (a list).
         check()
-        define(x, weight, bias, *args)  # explains what is not in the key, a parameter on another device, or cannot be, a list
+        define(x, weight, bias, *args)
         raise
 
 
@@ -92,36 +83,49 @@ def normalize_and_track(
     running_var: Tensor,
     momentum: float,
 ) -> Tensor | None:
-    """Normalize x by its own statistics, and update the running ones, (12); None, with nothing done, where that takes more than one call of
-    a kernel, or where a call of this kind was not seen before and has to be checked."""
+    """Normalize x by its own statistics and update the running ones, (12), in one call of a kernel.
+
+    Returns None, with nothing done, where that takes more than one call, or where `may_track` has not seen a call of this kind.
+    """
     running = running_mean, running_var
     if route(x, weight, bias, *running) is not DIRECT or not all(t.is_cpu and t.is_contiguous() for t in running):
         return None
     if grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *running)):
         return None
-    ready = known.get(_kind_of_tracked(define, args, x, weight, bias, running_mean, running_var, momentum))
-    if ready is None or ready.track is None:
+    launchers = find(_tracking_kind(define, args, x, weight, bias, running_mean, running_var, momentum))
+    if launchers is None or launchers.track is None:
         return None
     try:
-        return ready.track(x, weight, bias, running_mean, running_var, momentum)
+        return launchers.track(x, weight, bias, running_mean, running_var, momentum)
     except ZeroTensor:
         return None
 
 
-def _kind_of_tracked(define: Define, args: tuple[Any, ...], x: Tensor, *operands: Any) -> tuple[Any, ...]:
-    tensors = [None if t is None else (t.shape, t.dtype) for t in operands[:4]]
-    return (define, args, options_in_context.get(), batch_invariant.on, operands[4], x.shape, x.stride(), x.dtype, x.is_cpu, *tensors)
-
-
-def may_track(define: Define, args: tuple[Any, ...], x: Tensor, weight, bias, running_mean, running_var, momentum: Any) -> bool:
-    """Whether a call that was checked, and with it all of its kind, may be `tracked`."""
+def may_track(
+    define: Define,
+    args: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Any,
+    running_var: Any,
+    momentum: Any,
+) -> bool:
+    """Whether `normalize_and_track` may take this call, which was checked, and with it all calls of its kind."""
     running = running_mean, running_var
     fits = type(momentum) is float and all(t.dtype == torch.float32 and t.is_cpu for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:
         return False
-    ready = launchers_of(define(x, weight, bias, *args), x, weight, bias, False, True)
-    known[_kind_of_tracked(define, args, x, weight, bias, *running, momentum)] = ready
+    problem = bind(define(x, weight, bias, *args), x, weight, bias, track=True)
+    prepare(_tracking_kind(define, args, x, weight, bias, *running, momentum), problem, x.device, weight, bias)
     return True
+
+
+def _tracking_kind(
+    define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> Kind:
+    others = "track", momentum, running_mean.shape, running_mean.dtype, running_var.shape, running_var.dtype
+    return kind_of(define, args, x, weight, bias, others)
 
 
 def normalize_with(
@@ -132,51 +136,52 @@ def normalize_with(
     bias: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
-    extras: OptionalOperands = NO_OPTIONAL,
+    optional: OptionalOperands = NO_OPTIONAL,
     track: bool = False,
     stats: bool = True,
     update: Update | None = None,
 ) -> Result:
-    """As `norm`, with any operands, and all that is computed: the statistics, through which no gradient flows (the variance if `track`
-    asks for it; not those that were given), and the sum with a residual. Without `stats`, statistics may be missing.
+    """As `normalize`, with any operands, and with everything that is computed in the result.
+
+    No gradient flows through the statistics. The variance is there if `track` asks for it. Given statistics are not returned. Without
+    `stats`, statistics may be missing.
 
     `update` gets the result before autograd saves anything, as torch's kernels update running statistics. Checkpointing ends a
-    recomputation when its last tensor is saved, so nothing after that runs twice."""
-    operands = x, weight, bias, mean, var, *extras
+    recomputation when its last tensor is saved, so that nothing after that runs twice.
+    """
+    operands = x, weight, bias, mean, var, *optional
     present = [t for t in operands if t is not None]
     way = route(*present)
     if way is not DIRECT:
-        return by_spec(way, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
-    key = (
-        define, args, options_in_context.get(), batch_invariant.on, track, x.stride(),
-        *[None if t is None else (t.shape, t.dtype, t.device) for t in operands],
-    )  # fmt: skip
-    ready = known.get(key)
-    if ready is None:
-        spec = define(summed_like(x, extras.residual), weight, bias, *args)
-        problem = bind(spec, x, weight, bias, var is not None, track, extras)
-        check_forward(problem, x, weight, bias, mean, var, extras)
-        ready = prepare(key, problem, x.device, weight, bias)
+        return _by_spec(way, define(summed_like(x, optional.residual), weight, bias, *args), operands, track, update)
+    kind = kind_of(define, args, x, weight, bias, (track, signatures_of(operands[3:])))
+    launchers = find(kind)
+    if launchers is None:
+        spec = define(summed_like(x, optional.residual), weight, bias, *args)
+        problem = bind(spec, x, weight, bias, var is not None, track, optional)
+        check_forward(problem, x, weight, bias, mean, var, optional)
+        launchers = prepare(kind, problem, x.device, weight, bias)
     try:
         if grad_enabled() and True in [t.requires_grad for t in present]:
-            return Result(*Norm.apply(ready, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+            return Result(*Norm.apply(launchers, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
         if min([t.data_ptr() for t in present]) < LOWEST:
             require_memory(OPERAND_NAMES, operands)
-        result = (ready.forward if stats or track else ready.bare)(x, weight, bias, mean, var, extras)
+        launch = launchers.forward if stats or track else launchers.forward_without_statistics
+        result = launch(x, weight, bias, mean, var, optional)
     except ZeroTensor:
-        return by_spec(OP, define(summed_like(x, extras.residual), weight, bias, *args), operands, track, update)
+        return _by_spec(OP, define(summed_like(x, optional.residual), weight, bias, *args), operands, track, update)
     if update:
         update(result)
     return result
 
 
 def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
-    """The sum, in the graph only if one of its terms is: a weight that needs a gradient has nothing to do with it."""
+    """The sum, as part of the graph only if x or the residual is."""
     x, residual = operands[0], operands[5]
     return total if (x is not None and x.requires_grad) or (residual is not None and residual.requires_grad) else total.detach()
 
 
-def by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool, update: Update | None) -> Result:
+def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool, update: Update | None) -> Result:
     """The forward of the routes that know a spec but no problem."""
     require_memory_if_shown(OPERAND_NAMES, operands)
     if way is OP:
@@ -190,12 +195,12 @@ def by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: 
         given, added = operands[4] is not None, operands[5] is not None
         mean, var = mean.detach() if spec.centered and not given else None, var.detach() if track else None
         result = Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
-        if update and (pending or compiling()):  # nothing was saved
+        if update and (pending or compiling()):  # autograd saved nothing, and did not update
             update(result)
         return result
-    x, weight, bias, mean, var, *extras = operands
+    x, weight, bias, mean, var, *others = operands
     assert x is not None
-    result = reference.forward(spec, x, weight, bias, mean, var, OptionalOperands(*extras))
+    result = reference.forward(spec, x, weight, bias, mean, var, OptionalOperands(*others))
     mean, var = (None if stat is None else stat.detach() for stat in (result.mean, result.var))
     result = Result(result.y, mean, result.rstd.detach(), var, result.sum)
     if update:

@@ -1,40 +1,27 @@
-from __future__ import annotations
+"""Which route a call takes from its function to a kernel.
 
-from collections.abc import Callable
+- direct: plain tensors outside of compile go straight to a launcher, through an autograd.Function if a gradient is needed;
+- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
+- reference: functorch transforms, forward-mode AD and jit.trace see the definition in torch operations, and so does a backward that will
+  itself be differentiated.
+"""
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
-def has_negative_bit(*operands: Tensor | None) -> bool:
-    """Whether memory holds the negative of what one of these tensors shows."""
-    return True in [t.is_neg() for t in operands if t is not None]
-
-
-# A batch of gradients, as `is_grads_batched` makes of them by a vmap that is not functorch's.
-batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
-
+from onepass.check.saved import is_gradient_batch
 
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
-
-
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
-
 grad_enabled = torch.is_grad_enabled
-
-
 functorch_active = torch._C._are_functorch_transforms_active
-
-
 dispatch_modes = torch._C._len_torch_dispatch_stack
-
-
 jit_tracing = torch._C._is_tracing
-
-
-compiling = torch.compiler.is_dynamo_compiling  # non-strict export, which this misses, shows as a dispatch mode
+compiling = torch.compiler.is_dynamo_compiling  # misses non-strict export, which shows as a dispatch mode
 
 
 def route(*operands: Tensor | None) -> str:
@@ -49,5 +36,10 @@ def route(*operands: Tensor | None) -> str:
 
 
 def route_backward(dy: Tensor, *saved: Tensor | None) -> str:
-    """Which route a backward takes: the definition where it is itself to be differentiated or dy is a batch of gradients."""
-    return REFERENCE if grad_enabled() or batched(dy) else route(dy, *saved)
+    """Which route a backward takes: the reference where it will be differentiated itself, or dy is a batch of gradients."""
+    return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *saved)
+
+
+def has_negative_bit(*operands: Tensor | None) -> bool:
+    """Whether memory holds the negative of the values that one of these tensors shows."""
+    return True in [t.is_neg() for t in operands if t is not None]

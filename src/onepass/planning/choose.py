@@ -1,32 +1,36 @@
+"""Which family runs a problem.
+
+`plan` is pure: it depends on the problem, the Device and the Options it is given, and on nothing else.
+"""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onepass.backends.gpu.tiling_backward import Step
+from onepass.backends.family import FORWARD, Direction, Family, Launches
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .options import DEFAULT, CannotForce, Options
-from .registry import BACKWARD, FAMILIES, Family
+from .registry import FAMILIES
 
 
 @dataclass(frozen=True)
 class Plan:
     family: str
-    module: str
     variant: str  # which kernel of the family
-    direction: str
-    why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot, with its reasons
-    passes: tuple[Step, ...] = ()  # of a GPU family: its launches
+    direction: Direction
+    why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot run the problem, with its reasons
+    launches: Launches = ()  # of a GPU family: its kernel launches
 
     def __str__(self) -> str:
         return f"{self.family}.{self.variant}" if self.variant else self.family
 
 
-def plan(problem: NormProblem, device: Device, direction: str = "forward", options: Options = DEFAULT) -> Plan:
-    """The cheapest family that supports the problem, or the pinned one.
+def plan(problem: NormProblem, device: Device, direction: Direction = FORWARD, options: Options = DEFAULT) -> Plan:
+    """The cheapest family that supports the problem, or the one that `force` pins.
 
-    Example: `plan(bind(spec.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.
+    Example: `plan(bind(norms.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.
     """
     why_not: list[tuple[str, tuple[str, ...]]] = []
     able: list[Family] = []
@@ -39,6 +43,5 @@ def plan(problem: NormProblem, device: Device, direction: str = "forward", optio
         reasons = "; ".join(reason for _, reasons in why_not for reason in reasons)
         raise CannotForce(f"family {options.family!r} cannot run the {direction} of this problem: {reasons}")
     best = min(able, key=lambda family: family.cost(problem, device, direction, options.invariant))
-    module = best.module_back or best.module if direction == BACKWARD else best.module
-    steps = best.steps(problem, device, direction, options.invariant)
-    return Plan(best.name, module, best.variant(problem), direction, tuple(why_not), steps)
+    launches = best.schedule(problem, device, direction, options.invariant)
+    return Plan(best.name, best.variant(problem), direction, tuple(why_not), launches)

@@ -16,7 +16,7 @@ from onepass.core.problem import NormProblem
 
 from .choose import Plan, plan
 from .options import CannotForce, current_options, options_in_context
-from .registry import FAMILIES
+from .registry import FAMILIES, family_named
 
 
 class ExplainRequested(Exception):
@@ -54,11 +54,11 @@ class Explanation:
                     parts.append((title, f"{words or 'none given'}; the element at (o, r, s, t) uses number {index}"))
         parts.append(("result", _formula(p)))
         for chosen in (self.forward, self.backward):
-            what = next(family.what for family in FAMILIES if family.name == chosen.family)
+            what = family_named(chosen.family).summary
             parts.append((chosen.direction, f"{chosen}: {what}; at least {p.min_bytes(chosen.direction)} bytes ({_traffic(p, chosen)})"))
             if p.from_y and chosen.direction == "backward":
                 parts.append(("", f'save="y": the forward keeps y in the place of x, and {_inverse(p)}'))
-            parts += [("", f"launch {step}") for step in chosen.passes]
+            parts += [("", f"launch {step}") for step in chosen.launches]
             parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._others(chosen))]
         return "\n".join(f"{title:9} {text}" for title, text in parts)
 

@@ -168,10 +168,10 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
         mean = torch.full_like(mean, max(largest, default=0.0))
     plain = 8 * torch.finfo(accumulator(dtype)).eps
     eps = plain * (torch.ones_like(rstd) if mean is None else 1 + mean.abs() * rstd)
-    tail = axes.tail(OptionalOperands(None, t.scale, t.shift))
+    post = axes.post_affine(t.scale, t.shift)
     u = arithmetic.affine(x_hat, axes.weight(t.weight), axes.bias(t.bias))
-    z = arithmetic.affine(u, tail.gain, tail.shift)
-    weight, bias, gain, shift = (None if p is None else p.abs() for p in (axes.weight(t.weight), axes.bias(t.bias), tail.gain, tail.shift))
+    z = arithmetic.affine(u, post.gain, post.shift)
+    weight, bias, gain, shift = (None if p is None else p.abs() for p in (axes.weight(t.weight), axes.bias(t.bias), post.gain, post.shift))
     size = 1 + x_hat.abs()
     u_off = eps * arithmetic.affine(size, weight, bias)
     z_off = eps * arithmetic.affine(arithmetic.affine(size, weight, bias), gain, shift)
@@ -189,7 +189,7 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
         y_off = z_off + half_ulp(z, dtype)
         u_back_off, x_hat_off = (_over(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
         if given[1] is None:
-            exact_wdy = arithmetic.affine(arithmetic.affine(dy_, tail.gain, None), axes.weight(t.weight), None)
+            exact_wdy = arithmetic.affine(arithmetic.affine(dy_, post.gain, None), axes.weight(t.weight), None)
             c2 = average(exact_wdy * x_hat, axes.dims).abs()
             dx = dx + rstd * (x_hat_off * c2 + (x_hat.abs() + x_hat_off) * average(exact_wdy.abs() * x_hat_off, axes.dims))  # (37)
     if t.mean_weight is not None and t.var_weight is not None:

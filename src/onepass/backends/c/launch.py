@@ -1,56 +1,31 @@
-"""The native family: C kernels for the row and the tile walk, called by pointers.
-
-`build` compiles and loads them. The structures here are those of c/problem.h: a problem is packed once, the pointers of a call each time.
-"""
+"""The launchers of the C kernels: a problem is packed once, the addresses of its tensors in each call."""
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from onepass.backends.family import Backward, Forward
 from onepass.core.allocate import on_cpu
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
-from onepass.planning.choose import Plan
 
-from . import cache
-from .library import load
 from .problem import NO_GRADIENTS, Call, addresses, check_status, dense, mixed_statistics, new_gradient, pack_tensors, require_cpu
 
 
-def check_launchable(plan: Plan, problem: NormProblem, device: torch.device) -> str:
-    """Why the kernels cannot be used here, or "". They are compiled to know."""
-    try:
-        load()
-    except cache.Unavailable as reason:
-        if os.environ.get("ONEPASS_CPU") in ("c", "native"):
-            raise RuntimeError(f"ONEPASS_CPU=c, but {reason}") from None
-        if reason.first:
-            warnings.warn(f"onepass works without its C kernels in this process: {reason} (ONEPASS_CPU=off hides this)", stacklevel=2)
-        return str(reason)
-    return ""
-
-
-def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callable[..., Result]:
+def forward(problem: NormProblem) -> Forward:
     call, spec = Call(problem), problem.spec
     run, copies, track = call.library.forward, call.walk.copies, problem.track or bool(spec.mix)
     plain, adding = call.packed(problem.given, False), call.packed(problem.given, True)
     mixing = call.packed(True, False) if spec.mix else b""
 
     def launch(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        extras: OptionalOperands = NO_OPTIONAL,
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
     ) -> Result:
-        packed, residual, total = plain, extras.residual, None
+        packed, residual, total = plain, optional.residual, None
         if residual is not None:
             require_cpu(residual)
             total = on_cpu(problem.shape, problem.stride, problem.dtype)
@@ -66,14 +41,14 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
         else:
             mean, rstd = call.new_stat() if spec.centered else None, call.new_stat()
             var = call.new_stat() if track else None
-        params = [dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        params = [dense(t) for t in (weight, bias, optional.scale, optional.shift)]
         operands, threads = addresses(x, residual, *params), call.threads()
         stats, outs = addresses(mean, rstd, var), (y.data_ptr(), 0 if residual is None or total is None else total.data_ptr())
         if not mixing:
             check_status(run(packed, pack_tensors(*operands, *stats, *outs, *NO_GRADIENTS), threads))
             return Result(y, mean, rstd, var, total)
         check_status(run(packed, pack_tensors(*operands, *stats, 0, outs[1], *NO_GRADIENTS), threads))
-        mixed = mixed_statistics(call, mean, var, extras)
+        mixed = mixed_statistics(call, mean, var, optional)
         stats = [laid_out(t, problem.stat_stride) for t in (mixed.mean, mixed.var)]
         operands[0] = (x if residual is None else total).data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
         pointers = stats[0].data_ptr(), rstd.data_ptr(), stats[1].data_ptr(), y.data_ptr(), 0
@@ -83,30 +58,21 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True) -> Callab
     return launch
 
 
-def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
+def backward(problem: NormProblem) -> Backward:
     call, spec = Call(problem), problem.spec
     run, packed = call.library.backward, call.packed(problem.given, False)
 
-    def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        rstd: Tensor,
-        needs: Sequence[bool],
-        extras: OptionalOperands = NO_OPTIONAL,
-        var: Tensor | None = None,
-    ) -> Gradients:
+    def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
         needs, mixed = Needs(*needs), None
+        x, weight, bias, mean, rstd, var = saved[:6]
         x = laid_out(x, problem.y_stride) if call.walk.copies else x
-        dy, dsum = laid_out(dy, problem.y_stride), extras.residual
+        dy = laid_out(dy, problem.y_stride)
         dsum = None if dsum is None else laid_out(dsum.to(problem.dtype), problem.y_stride)
         mean, own_rstd = call.stat(mean), call.stat(rstd)
         if spec.mix:
-            mixed = mixed_statistics(call, mean, call.stat(var), extras)
+            mixed = mixed_statistics(call, mean, call.stat(var), saved)
             mean = laid_out(mixed.mean, problem.stat_stride)
-        params = [dense(t) for t in (weight, bias, extras.scale, extras.shift)]
+        params = [dense(t) for t in (weight, bias, saved.scale, saved.shift)]
         dx = on_cpu(problem.shape, problem.y_stride, problem.dtype) if needs.x else None
         grads = [new_gradient(t) if t is not None and n else None for t, n in zip(params, needs[1:5])]
         operands, threads = (*addresses(x, None, *params, mean, own_rstd), 0, 0, 0), call.threads()
@@ -124,9 +90,3 @@ def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
         return Gradients(dx, dweight, dbias, dscale, dshift, *weights)
 
     return launch
-
-
-adds = True  # the residual, in the kernel
-
-
-by_address = True  # the short ways look at addresses, and see where there is no memory

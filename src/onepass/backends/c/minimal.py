@@ -1,22 +1,23 @@
+"""Launchers with little host time, for the calls that have no optional operands."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from onepass.backends.family import Training
 from onepass.core.allocate import on_cpu
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.problem import NormProblem
-from onepass.planning.choose import Plan
 
 from .problem import NO_GRADIENTS, Call, addresses, check_status, checked_addresses, dense, new_gradient, pack_tensors
 
 
-def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
     """y alone, where nothing must be copied, added, modulated or mixed: the call that must cost no more than torch's own."""
     call = Call(problem)
     if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix:
@@ -63,7 +64,7 @@ def _as_given(call: Call, stat: Tensor | None) -> Tensor | None:
     return call.stat(stat)
 
 
-def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+def track(problem: NormProblem) -> Callable[..., Tensor] | None:
     """As `infer`, and running statistics are updated in place."""
     call = Call(problem)
     if call.walk.copies or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
@@ -82,16 +83,7 @@ def track(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
     return launch
 
 
-class Train(NamedTuple):
-    """A forward that remembers, and its backward, where there is nothing but x, weight and bias: the calls of small training steps."""
-
-    forward: Callable[..., tuple[Tensor, Tensor]]  # of x, weight, bias: y, and mean and rstd in one tensor
-    backward: Callable[..., tuple[Tensor | None, ...]]  # of dy, x, weight, bias, those statistics, and which gradients are needed
-    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # mean and rstd
-    stat_stride: tuple[int, ...]  # of those statistics as the kernels read them
-
-
-def train(problem: NormProblem) -> Train | None:
+def train(problem: NormProblem) -> Training | None:
     call, spec = Call(problem), problem.spec
     operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or spec.mix or problem.from_y
     if call.walk.copies or operands:
@@ -127,4 +119,4 @@ def train(problem: NormProblem) -> Train | None:
     def statistics(stats: Tensor) -> tuple[Tensor | None, Tensor]:
         return stats[0] if spec.centered else None, stats[1]
 
-    return Train(forward, backward, statistics, stat_stride)
+    return Training(forward, backward, statistics, stat_stride)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from onepass.core.allocate import on_cpu
 from onepass.core.memory import LOWEST, require_memory
-from onepass.core.mixing import MixedStatistics, mix_statistics
+from onepass.core.mixing import MixedStatistics, MixOperands, mix_statistics
 from onepass.core.moments import Moments
-from onepass.core.operands import OptionalOperands
 from onepass.core.problem import NormProblem
 from onepass.core.view import contiguous_stride, laid_out
 
@@ -114,6 +113,6 @@ def check_status(failed: int) -> None:
 NO_GRADIENTS = (0,) * 9
 
 
-def mixed_statistics(call: Call, mean: Tensor | None, var: Tensor | None, extras: OptionalOperands) -> MixedStatistics:
+def mixed_statistics(call: Call, mean: Tensor | None, var: Tensor | None, operands: MixOperands) -> MixedStatistics:
     assert mean is not None and var is not None
-    return mix_statistics(call.problem.spec, call.problem.shape, Moments(call.count, mean, var * call.count), extras)
+    return mix_statistics(call.problem.spec, call.problem.shape, Moments(call.count, mean, var * call.count), operands)

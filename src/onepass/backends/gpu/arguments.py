@@ -10,7 +10,8 @@ from torch import Tensor
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
 
-from .tiling import Pass, Walk
+from .launches import Pass
+from .walk import Walk
 
 _MAP = ("every", "period", "o", "r", "s", "run", "t")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, cast
@@ -10,20 +10,24 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from onepass.backends.family import Backward, Launches
+from onepass.backends.gpu.launch.launcher import Kernel, dense
+from onepass.backends.gpu.launch.source import ALIGNED, INTERPRETED
+from onepass.backends.gpu.launch.stream import Stream, allocate, stream_of
+from onepass.backends.gpu.partials.parameters import maps, varying_axes
+from onepass.backends.gpu.partials.sums import Step, Sums
+from onepass.backends.gpu.partials.sums_kernel import add_up
+from onepass.backends.gpu.row.kernel_backward import row_backward
+from onepass.backends.gpu.tile.kernel_backward import tile_backward
 from onepass.core.mixing import MixedStatistics, mix_statistics
 from onepass.core.moments import Moments
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands
+from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
-from onepass.planning.choose import Plan
 
 from .arguments import scalar_args, statistic, wide, wide_parameters
-from .launch import ALIGNED, INTERPRETED, Kernel, Stream, allocate, current, dense
-from .row_backward import row_backward
-from .sums import add_up
-from .tile_backward import tile_backward
-from .tiling import ROW, TILE, Pass
-from .tiling_backward import Step, Sums, maps, varying_axes
+from .launches import Pass
+from .walk import ROW, TILE
 
 _WALKS = {ROW: row_backward, TILE: tile_backward}
 
@@ -34,51 +38,41 @@ _PARAMS, _SAMPLES = ("weight", "bias"), ("scale", "shift")
 _SETS = ("c1", "c2")
 
 
-def backward(plan: Plan, problem: NormProblem) -> Callable[..., Gradients]:
+def backward(problem: NormProblem, launches: Launches) -> Backward:
     made: dict[tuple[bool, ...], _Run] = {}
 
-    def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        rstd: Tensor,
-        needs: Sequence[bool],
-        extras: OptionalOperands = NO_OPTIONAL,
-        var: Tensor | None = None,
-    ) -> Gradients:
-        key = *needs, extras.residual is not None
+    def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
+        key = *needs, dsum is not None
         run = made.get(key)
         if run is None:
-            run = made[key] = _Run(plan, problem, Needs(*needs), extras.residual is not None)
-        return run(dy, x, weight, bias, mean, rstd, extras, var)
+            run = made[key] = _Run(problem, launches, Needs(*needs), dsum is not None)
+        return run(dy, dsum, saved)
 
     return launch
 
 
-def kernels(plan: Plan, problem: NormProblem, needs: Needs, dsum: bool = False) -> list[tuple[Step, Kernel]]:
-    """The steps of a plan that these gradients need, each with its kernel; chained, if the plan's are."""
+def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool = False) -> list[tuple[Step, Kernel]]:
+    """The launches that these gradients need, each with its kernel; chained, if the plan's are."""
     needs = _possible(problem, needs)
     wants = {"param": needs.weight or needs.bias, "modulation": needs.scale or needs.shift, "sets": _wants_sets(problem, needs)}
-    passes = [step for step in plan.passes if isinstance(step, Pass)]
+    passes = [step for step in launches if isinstance(step, Pass)]
     writer = next((step for step in passes if step.across), passes[0])  # of the cells of parameters
     kept: list[tuple[Step, bool]] = []
-    for step in plan.passes:
+    for step in launches:
         writes = step is writer and (wants["param"] or wants["modulation"])
         if isinstance(step, Sums):
             wanted = wants[step.what] and not step.none
         else:
             wanted = writes or (step.apply and needs.x) or (step.reduce and wants["sets"])
         kept += [(step, writes)] if wanted else []
-    sums = [step for step in plan.passes if isinstance(step, Sums)]
+    sums = [step for step in launches if isinstance(step, Sums)]
     assert all(any(step.what == what for step in sums) for what, _ in maps(problem, writer.walk)), (
         "a parameter's cells are added up by no launch"
     )
     alone = {name for step in sums if step.none for name in _names(step)}
     found: list[tuple[Step, Kernel]] = []
     for i, (step, writes) in enumerate(kept):
-        if any(step.leads for step in plan.passes):
+        if any(step.leads for step in launches):
             step = replace(step, leads=i + 1 < len(kept), follows=i > 0)
         found.append((step, _sums(step, problem, needs) if isinstance(step, Sums) else _walk(step, problem, needs, dsum, writes, alone)))
     return found
@@ -172,11 +166,11 @@ class _Run:
     Every launch knows at which places of a list its operands are: those from outside, the gradients, and the buffer's parts.
     """
 
-    def __init__(self, plan: Plan, problem: NormProblem, needs: Needs, dsum: bool) -> None:
+    def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
         self.problem, self.needs = problem, _possible(problem, needs)
         x = problem.x
         self.constant = x is not None and x.reps * x.run == 1 and problem.spec.centered and not problem.given and not problem.spec.mix
-        steps = kernels(plan, problem, needs, dsum)
+        steps = kernels(problem, launches, needs, dsum)
         self.total = prod(problem.stat_shape)
         sums = [step for step, _ in steps if isinstance(step, Sums)]
         parts = {f"{name} cells": step.cells for step in sums for name in self._summed(step)}  # of the buffer, with their sizes
@@ -210,21 +204,22 @@ class _Run:
             return ["c1", "c2"] if self.problem.spec.centered else ["c2"]
         return [name for name in _names(step) if getattr(self.needs, name)]
 
-    def __call__(self, dy: Tensor, x: Tensor, weight, bias, mean, rstd: Tensor, extras: OptionalOperands, var: Tensor | None) -> Gradients:
+    def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> Gradients:
+        x, weight, bias, mean, rstd, var, scale, shift = saved[:8]
         problem, needs, device = self.problem, self.needs, x.device
         if problem.copied:
             x = laid_out(x, problem.y_stride)
-        dsum = None if extras.residual is None else laid_out(extras.residual, problem.y_stride)
-        params = dense(weight), dense(bias), dense(extras.scale), dense(extras.shift)
+        dsum = None if dsum is None else laid_out(dsum, problem.y_stride)
+        params = dense(weight), dense(bias), dense(scale), dense(shift)
         mean, rstd, mixed = statistic(mean, problem), cast(Tensor, statistic(rstd, problem)), None
         if problem.spec.mix:
-            mixed = _mix(problem, mean, statistic(var, problem), extras)
+            mixed = _mix(problem, mean, statistic(var, problem), saved)
             mean = laid_out(mixed.mean, problem.stat_stride)
         if self.constant:  # sets of one value: dx is 0, which wdy - c1 is not if the compiler rounds one of them and not the other
             rstd = torch.zeros_like(rstd)
         dy = laid_out(dy, problem.y_stride)
         weights: Sequence[Tensor | None] = (None, None)
-        with current(device) as stream:
+        with stream_of(device) as stream:
             dx = allocate(problem.shape, problem.y_stride, problem.dtype, device) if needs.x else None
             grads = [
                 allocate(tuple(p.shape), p.stride(), p.dtype, device) if n and p is not None else None for p, n in zip(params, needs[1:5])
@@ -275,7 +270,7 @@ class _Run:
         return laid_out(c1 * count, problem.stat_stride), laid_out(c2 * count, problem.stat_stride), *weights
 
 
-def _mix(problem: NormProblem, mean: Tensor | None, var: Tensor | None, extras: OptionalOperands) -> MixedStatistics:
+def _mix(problem: NormProblem, mean: Tensor | None, var: Tensor | None, saved: SavedTensors) -> MixedStatistics:
     assert problem.x is not None and mean is not None and var is not None
     count = problem.x.reps * problem.x.run
-    return mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), extras)
+    return mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), saved)

@@ -10,45 +10,46 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from onepass.backends.family import Forward, Launches
+from onepass.backends.gpu.launch.counters import Counters
+from onepass.backends.gpu.launch.launcher import Described, Kernel, dense
+from onepass.backends.gpu.launch.occupancy import NotResident
+from onepass.backends.gpu.launch.source import ALIGNED
+from onepass.backends.gpu.launch.stream import allocate, stream_of
+from onepass.backends.gpu.partials.combine_kernel import combine
+from onepass.backends.gpu.row.kernel import row_forward
+from onepass.backends.gpu.team.kernel import team_forward
+from onepass.backends.gpu.tile.kernel import tile_forward
+from onepass.backends.gpu.whole_set.kernel import whole_set_forward
 from onepass.core.mixing import mix_statistics
 from onepass.core.moments import Moments
-from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
+from onepass.core.operands import OptionalOperands, Result
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
-from onepass.planning.choose import Plan
 
-from .alone import alone_forward
 from .arguments import near, scalar_args, statistic, wide, wide_parameters
-from .combine import combine
-from .counters import Counters
-from .launch import ALIGNED, Described, Kernel, allocate, current, dense
-from .row import row_forward
-from .team import team_forward
-from .tile import tile_forward
-from .tiling import ALONE, COMBINE, REGISTERS, RING, ROW, TEAM, TILE, Pass, axis_mask, power_of_two
-from .together import NotResident
+from .launches import REGISTERS, Pass, power_of_two
+from .walk import COMBINE, RING, ROW, TEAM, TILE, WHOLE_SET, axis_mask
 
-adds = True  # x + residual is taken by the kernel that reads x
-
-
-by_address = True  # the short ways look at addresses, and see where there is no memory
-
-
-_WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward, ALONE: alone_forward}
+_WALKS = {ROW: row_forward, TILE: tile_forward, TEAM: team_forward, WHOLE_SET: whole_set_forward}
 
 
 _TEAMS = Counters()
 
 
-_COUNTERS = {TEAM: _TEAMS, ALONE: _TEAMS, RING: Counters()}
+_COUNTERS = {TEAM: _TEAMS, WHOLE_SET: _TEAMS, RING: Counters()}
 
 
-def kernels(plan: Plan, problem: NormProblem, statistics: bool = True, residual: bool = False, stress: str | None = None) -> list[Kernel]:
-    """The kernels of a plan, in order. Without `statistics`, one that hands none on stores none; with a `residual`, the first adds it.
+def kernels(
+    problem: NormProblem, launches: Launches, statistics: bool = True, residual: bool = False, stress: str | None = None
+) -> list[Kernel]:
+    """The kernels of the launches, in order.
+
+    Without `statistics`, a kernel stores none, unless the next one reads them. With a `residual`, the first kernel adds it.
 
     `stress` is for tests of `ring`: see `ring_stress`.
     """
-    return [_kernel(step, problem, statistics, residual, stress) for step in _passes(plan)]
+    return [_kernel(step, problem, statistics, residual, stress) for step in launches]
 
 
 def _kernel(step: Pass, problem: NormProblem, statistics: bool, residual: bool, stress: str | None) -> Kernel:
@@ -57,13 +58,9 @@ def _kernel(step: Pass, problem: NormProblem, statistics: bool, residual: bool, 
     return _ring(step, problem, statistics, stress) if step.kernel == RING else _walk(step, problem, statistics, residual)
 
 
-def _passes(plan: Plan) -> list[Pass]:
-    return [step for step in plan.passes if isinstance(step, Pass)]
-
-
 def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) -> Kernel:
     w, spec, dtype, function = step.walk, problem.spec, problem.dtype, _WALKS[step.kernel]
-    by_teams = step.kernel in (TEAM, ALONE)
+    by_teams = step.kernel in (TEAM, WHOLE_SET)
     shared = by_teams and step.parts_r > 1
     flat = w.reps == 1 if step.kernel == ROW else w.dense and (by_teams or not step.resident or step.block_run == w.run)
     first, second = problem.addends if problem.addends and residual and step.reduce else (dtype, None)
@@ -94,7 +91,7 @@ def _walk(step: Pass, problem: NormProblem, statistics: bool, residual: bool) ->
     }
     return Kernel(
         *(function, step.programs, step.warps, pointers, scalars, _of(function, constants), wide_parameters(w), shared),
-        registers=REGISTERS if shared and step.kernel == ALONE else 0,
+        registers=REGISTERS if shared and step.kernel == WHOLE_SET else 0,
     )
 
 
@@ -106,13 +103,13 @@ def _of(function: Any, known: dict[str, Any]) -> dict[str, Any]:
 def _even(step: Pass) -> bool:
     """Whether all lanes of a step that keeps its rows have an element."""
     w = step.walk
-    if step.kernel == ALONE:
+    if step.kernel == WHOLE_SET:
         return step.parts_r * step.chunk_r == w.reps and step.chunk_r * w.run == step.tiles * step.block_i * step.block_j
     return step.resident and step.parts_r * step.block_i == w.reps and step.chunk_t * step.block_j == w.columns
 
 
 def _ring(step: Pass, problem: NormProblem, statistics: bool, stress: str | None = None) -> Kernel:
-    from onepass.backends.gpu.ring import ring_forward  # Gluon is experimental, and no other kernel needs it
+    from onepass.backends.gpu.ring.kernel import ring_forward  # Gluon is experimental, and no other kernel needs it
 
     w, spec, fp32 = step.walk, problem.spec, torch.float32
     pointers = {
@@ -161,11 +158,11 @@ def _combine(step: Pass, problem: NormProblem) -> Kernel:
     return Kernel(combine, step.programs, step.warps, pointers, scalars, constants)
 
 
-def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: str | None = None) -> Callable[..., Result]:
-    spec, passes = problem.spec, _passes(plan)
+def forward(problem: NormProblem, launches: Launches, statistics: bool = True, stress: str | None = None) -> Forward:
+    spec, passes = problem.spec, launches
     first = passes[0]
-    plain = kernels(plan, problem, statistics, stress=stress)
-    adding = kernels(plan, problem, statistics, residual=True) if problem.addends else plain
+    plain = kernels(problem, launches, statistics, stress=stress)
+    adding = kernels(problem, launches, statistics, residual=True) if problem.addends else plain
     several, counters = len(passes) > 1, _counters(first)
     parts = 2 * first.walk.total * first.parts_r * first.parts_t if several or counters else 0
     if first.kernel == RING:
@@ -175,29 +172,24 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: s
         computed = [*["mean"] * spec.centered, *(["var"] if spec.mix else ["rstd", *["var"] * problem.track])]
 
     def launch(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        extras: OptionalOperands = NO_OPTIONAL,
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
     ) -> Result:
         run, total = plain, None
-        with current(x.device) as stream:
-            if extras.residual is not None:
+        with stream_of(x.device) as stream:
+            if optional.residual is not None:
                 total = allocate(problem.shape, problem.stride, problem.dtype, x.device)
-                if x.stride() == extras.residual.stride() == problem.stride:
+                if x.stride() == optional.residual.stride() == problem.stride:
                     run = adding
                 else:
-                    x = torch.add(x, extras.residual, out=total)
+                    x = torch.add(x, optional.residual, out=total)
             elif problem.copied:
                 x = laid_out(x, problem.y_stride)
             elif first.kernel == RING and x.data_ptr() % ALIGNED:  # as no descriptor may be, and few tensors are
                 x = allocate(problem.shape, problem.stride, problem.dtype, x.device).copy_(x)
             y = allocate(problem.shape, problem.y_stride, problem.dtype, x.device)
             t: dict[str, Any] = {
-                "x": x, "residual": extras.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias),
-                "scale": dense(extras.scale), "shift": dense(extras.shift), "mean": None, "rstd": None, "var": None,
+                "x": x, "residual": optional.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias),
+                "scale": dense(optional.scale), "shift": dense(optional.shift), "mean": None, "rstd": None, "var": None,
             }  # fmt: skip
             if problem.given:
                 t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
@@ -212,7 +204,7 @@ def forward(plan: Plan, problem: NormProblem, statistics: bool = True, stress: s
                 if step.apply and not step.reduce:
                     t["x"] = x if total is None else total
                     if spec.mix:
-                        t |= _mixed(problem, own_mean, own_var, extras)
+                        t |= _mixed(problem, own_mean, own_var, optional)
                 kernel(stream, t)
         if problem.given and statistics and own_var is not None:
             t["rstd"] = torch.rsqrt(own_var + spec.eps)
@@ -225,43 +217,38 @@ def _counters(step: Pass) -> int:
     """How many a launch needs: a ring one for each unit, since several are under way; else each team has one at a time."""
     if step.kernel == RING:
         return step.units
-    return step.teams if step.kernel in (TEAM, ALONE) and step.parts_r > 1 else 0
+    return step.teams if step.kernel in (TEAM, WHOLE_SET) and step.parts_r > 1 else 0
 
 
-def bare(plan: Plan, problem: NormProblem) -> Callable[..., Result]:
-    """As `forward`, where no statistics are wanted."""
-    return forward(plan, problem, statistics=False)
-
-
-def check_launchable(plan: Plan, problem: NormProblem, device: torch.device) -> str:
+def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
     """Why a plan whose programs wait for one another cannot run here, or "". It is compiled to know."""
     try:
-        for kernel in kernels(plan, problem, statistics=False):
+        for kernel in kernels(problem, launches, statistics=False):
             if kernel.cooperative:
-                with current(device) as stream:
+                with stream_of(device) as stream:
                     kernel.load(stream.device)
     except NotResident as reason:
         return str(reason)
     except (ImportError, AttributeError, TritonError) as reason:
-        if plan.family != "ring":
+        if launches[0].kernel != RING:
             raise
         return f"this version of Triton has another Gluon than those that are known: {reason}"
     return ""
 
 
-def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, extras: OptionalOperands) -> dict[str, Tensor]:
+def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> dict[str, Tensor]:
     """The statistics that a mix applies, from the sets' own."""
     assert problem.x is not None and mean is not None and var is not None
     count = problem.x.reps * problem.x.run
-    mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), extras)
+    mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), optional)
     stats = {"mean": mixed.mean, "rstd": torch.rsqrt(mixed.var + problem.spec.eps)}
     return {name: laid_out(stat, problem.stat_stride) for name, stat in stats.items()}
 
 
-def infer(plan: Plan, problem: NormProblem) -> Callable[..., Tensor] | None:
+def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
     """y alone in one launch, where nothing must be copied, added or modulated: the call that must cost little more than torch's own."""
-    if len(plan.passes) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
+    if len(launches) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
         return None
-    (kernel,) = kernels(plan, problem, statistics=False)
+    (kernel,) = kernels(problem, launches, statistics=False)
     kernel.output = problem.shape, problem.y_stride, problem.dtype
     return None if kernel.cooperative else kernel.quick

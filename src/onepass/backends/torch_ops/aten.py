@@ -8,18 +8,22 @@ the kernel runs in the accumulator's dtype and the rest is elementwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core.arithmetic import affine, normalize
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from onepass.core.device import Device
+from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.reference import Axes
 from onepass.core.view import contiguous_stride, laid_out
-from onepass.planning.choose import Plan
+
+from .aten_support import unsupported, variant
+from .cost import torch_cost
 
 
 class _Rows:
@@ -111,24 +115,19 @@ class _Given(_Channels):
 KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "given": _Given}
 
 
-def infer(plan: Plan, problem: NormProblem):
+def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
     """torch's function on x itself, where nothing must be packed, reshaped, offset or added at the end; None elsewhere."""
-    kernel, spec = KERNELS[plan.variant](problem), problem.spec
-    plain = spec.params and not spec.weight_offset and not problem.tail
+    kernel, spec = KERNELS[variant(problem)](problem), problem.spec
+    plain = spec.params and not spec.weight_offset and not problem.has_post_affine
     return kernel.infer(problem) if kernel.as_it_is and plain else None
 
 
-def forward(plan: Plan, problem: NormProblem):
-    kernel = KERNELS[plan.variant](problem)
+def forward(problem: NormProblem) -> Forward:
+    kernel = KERNELS[variant(problem)](problem)
     half = problem.dtype != problem.acc
 
     def launch(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        extras: OptionalOperands = NO_OPTIONAL,
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
     ) -> Result:
         if half and weight is None and bias is None:
             weight = torch.ones(kernel.param_shape, dtype=problem.acc, device=x.device)
@@ -138,31 +137,22 @@ def forward(plan: Plan, problem: NormProblem):
         mean, var = (None if stat is None else stat.as_strided(problem.stat_shape, problem.stat_stride) for stat in (mean, var))
         return Result(_unpacked(y, problem, kernel), mean, rstd.as_strided(problem.stat_shape, problem.stat_stride), var)
 
-    def with_tail(x: Tensor, weight, bias, mean, var, extras: OptionalOperands = NO_OPTIONAL) -> Result:
-        result = launch(x, weight, bias, mean, var)
+    def with_post_affine(x: Tensor, weight, bias, mean, var, optional: OptionalOperands, /) -> Result:
+        result = launch(x, weight, bias, mean, var, optional)
         axes = Axes(problem.spec, result.y)
         y = result.y if result.y.dtype == problem.dtype else torch.empty_like(result.y, dtype=problem.dtype)
-        axes.tail(extras).into(y.view(axes.shape), axes.x(result.y))
+        axes.post_affine(optional.scale, optional.shift).into(y.view(axes.shape), axes.x(result.y))
         return result._replace(y=y)
 
-    return with_tail if problem.tail else launch
+    return with_post_affine if problem.has_post_affine else launch
 
 
-def backward(plan: Plan, problem: NormProblem):
-    kernel = KERNELS[plan.variant](problem)
+def backward(problem: NormProblem) -> Backward:
+    kernel = KERNELS[variant(problem)](problem)
 
-    def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        rstd: Tensor,
-        needs: Sequence[bool],
-        extras: OptionalOperands = NO_OPTIONAL,
-        var: Tensor | None = None,
-    ) -> Gradients:
-        needs = Needs(*needs)
+    def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
+        needs, (x, weight, bias, mean, rstd) = Needs(*needs), saved[:5]
+        assert mean is not None
         mean, rstd = (laid_out(stat, problem.stat_stride).as_strided((stat.numel(),), (1,)) for stat in (mean, rstd))
         params = _weight(weight, problem, kernel.param_shape), _param(bias, problem, kernel.param_shape)
         mask = [needs.x, needs.weight and weight is not None, needs.bias and bias is not None]
@@ -173,29 +163,28 @@ def backward(plan: Plan, problem: NormProblem):
             for grad, param, needed in zip(grads, (weight, bias), mask[1:])
         )
         dx = _unpacked(dx, problem, kernel) if mask[0] and dx is not None else None
-        if dx is not None and extras.residual is not None:
-            dx += extras.residual
+        if dx is not None and dsum is not None:
+            dx += dsum
         return Gradients(None if dx is None else dx.to(problem.dtype), dweight, dbias)
 
-    def with_tail(dy: Tensor, x: Tensor, weight, bias, mean, rstd, needs, extras: OptionalOperands = NO_OPTIONAL, var=None) -> Gradients:
-        wanted = Needs(*needs)
-        axes = Axes(problem.spec, x)
-        x_hat = normalize(axes.x(x), axes.stat(mean), rstd.reshape(axes.stat_shape))
-        u = affine(x_hat, axes.weight(weight), axes.bias(bias))
-        dz, du = axes.tail(extras).back(axes.x(dy), u)
-        grads = launch(du.reshape(problem.shape), x, weight, bias, mean, rstd, needs, extras)
-        scale, shift = extras.scale, extras.shift
+    def with_post_affine(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
+        wanted, axes = Needs(*needs), Axes(problem.spec, saved.x)
+        x_hat = normalize(axes.x(saved.x), axes.stat(saved.mean), saved.rstd.reshape(axes.stat_shape))
+        u = affine(x_hat, axes.weight(saved.weight), axes.bias(saved.bias))
+        dz, du = axes.post_affine(saved.scale, saved.shift).backward(axes.x(dy), u)
+        grads = launch(du.reshape(problem.shape), dsum, saved, needs)
+        scale, shift = saved.scale, saved.shift
         return grads._replace(
             dscale=axes.modulation.sum(dz * u, scale) if scale is not None and wanted.scale else None,
             dshift=axes.modulation.sum(dz, shift) if shift is not None and wanted.shift else None,
         )
 
-    return with_tail if problem.tail else launch
+    return with_post_affine if problem.has_post_affine else launch
 
 
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
     """x, laid out like y, as a contiguous tensor of the kernel's shape; in the accumulator's dtype if there is a tail."""
-    x = laid_out(x.to(problem.acc) if problem.tail else x, problem.y_stride)
+    x = laid_out(x.to(problem.acc) if problem.has_post_affine else x, problem.y_stride)
     return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
 
 
@@ -219,3 +208,26 @@ def _weight(weight: Tensor | None, problem: NormProblem, shape: Sequence[int]) -
 
 def _contiguous(problem: NormProblem) -> bool:
     return problem.stride == contiguous_stride(problem.shape)
+
+
+class Aten(Family):
+    name = "aten"
+    summary = "torch's own kernel on the view"
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        return unsupported(problem, device, direction)
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return torch_cost(1, problem, device, direction)
+
+    def variant(self, problem: NormProblem) -> str:
+        return variant(problem)
+
+    def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        return forward(problem)
+
+    def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        return backward(problem)
+
+    def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        return infer(problem)

@@ -14,13 +14,16 @@ from math import prod
 import torch
 from torch import Tensor
 
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core.arithmetic import PostAffine, affine, affine_inverse, input_gradient, normalize
-from onepass.core.mixing import MixedStatistics, mix_statistics
+from onepass.core.device import Device
+from onepass.core.mixing import MixedStatistics, MixOperands, mix_statistics
 from onepass.core.moments import Moments, inverse_deviation, merge_pair, moments, total
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, OptionalOperands, Result
+from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap, View, contiguous_stride, laid_out
-from onepass.planning.choose import Plan
+
+from .cost import torch_cost
 
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
@@ -107,9 +110,9 @@ class _Frame:
     def bias(self, bias: Tensor | None) -> Tensor | None:
         return self.params.spread(bias, self.acc)
 
-    def tail(self, extras: OptionalOperands) -> PostAffine:
-        gain, shift = self.modulation.spread(extras.scale, self.acc, 1.0), self.modulation.spread(extras.shift, self.acc)
-        return PostAffine(gain, shift, self.problem.spec.activation)
+    def post_affine(self, scale: Tensor | None, shift: Tensor | None) -> PostAffine:
+        gain, term = self.modulation.spread(scale, self.acc, 1.0), self.modulation.spread(shift, self.acc)
+        return PostAffine(gain, term, self.problem.spec.activation)
 
     def stat(self, stat: Tensor) -> Tensor:
         dense = laid_out(stat.to(self.acc).reshape(self.problem.stat_shape), self.problem.stat_stride)
@@ -119,9 +122,9 @@ class _Frame:
         """A statistic of the frame, back in the shape of the kept axes."""
         return stat.as_strided(self.problem.stat_shape, self.problem.stat_stride)
 
-    def mix(self, mean: Tensor, var: Tensor, extras: OptionalOperands) -> MixedStatistics:
+    def mix(self, mean: Tensor, var: Tensor, operands: MixOperands) -> MixedStatistics:
         sets = Moments(self.count, self.kept(mean), self.kept(var) * self.count)
-        return mix_statistics(self.problem.spec, self.problem.shape, sets, extras)
+        return mix_statistics(self.problem.spec, self.problem.shape, sets, operands)
 
     def spread(self, stat: Tensor, x: Tensor) -> Tensor:
         """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
@@ -165,23 +168,24 @@ def _maybe(tensor: Tensor | None, block: Block) -> Tensor | None:
     return None if tensor is None else _at(tensor, block)
 
 
-def _tail_at(tail: PostAffine, block: Block) -> PostAffine:
-    return PostAffine(_maybe(tail.gain, block), _maybe(tail.shift, block), tail.activation)
+def _post_affine_at(post: PostAffine, block: Block) -> PostAffine:
+    return PostAffine(_maybe(post.gain, block), _maybe(post.shift, block), post.activation)
 
 
-def forward(plan: Plan, problem: NormProblem):
+def forward(problem: NormProblem) -> Forward:
     frame, spec = _Frame(problem), problem.spec
 
     def launch(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        extras: OptionalOperands = NO_OPTIONAL,
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
     ) -> Result:
         y = frame.new_y(x)
-        x_all, y_all, w_all, b_all, tail_all = frame.x(x), frame.y(y), frame.weight(weight), frame.bias(bias), frame.tail(extras)
+        x_all, y_all, w_all, b_all, post_all = (
+            frame.x(x),
+            frame.y(y),
+            frame.weight(weight),
+            frame.bias(bias),
+            frame.post_affine(optional.scale, optional.shift),
+        )
         var_all = frame.stat(var) if var is not None else x.new_empty(frame.stat_size, dtype=frame.acc)
         mean_all = frame.stat(mean) if mean is not None else torch.empty_like(var_all) if spec.centered else None
 
@@ -197,7 +201,7 @@ def forward(plan: Plan, problem: NormProblem):
             for part in parts:
                 x_ = _at(x_all, part).to(frame.acc)
                 u = frame.apply(x_, _maybe(mean, part), _at(rstd, part), _maybe(w_all, part), _maybe(b_all, part))
-                _tail_at(tail_all, part).into(_at(y_all, part), u)
+                _post_affine_at(post_all, part).into(_at(y_all, part), u)
 
         if problem.given:
             rstd_all = torch.rsqrt(var_all + spec.eps)
@@ -207,7 +211,7 @@ def forward(plan: Plan, problem: NormProblem):
             assert mean_all is not None
             for whole, parts in frame.blocks:
                 reduce_(whole, parts)
-            mixed = frame.mix(mean_all, var_all, extras)
+            mixed = frame.mix(mean_all, var_all, optional)
             rstd_all = torch.rsqrt(frame.stat(mixed.var) + spec.eps)
             mixed_mean = frame.stat(mixed.mean)
             for _, parts in frame.blocks:
@@ -223,33 +227,25 @@ def forward(plan: Plan, problem: NormProblem):
     return launch
 
 
-def backward(plan: Plan, problem: NormProblem):
+def backward(problem: NormProblem) -> Backward:
     frame, spec = _Frame(problem), problem.spec
 
-    def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        rstd: Tensor,
-        needs: Sequence[bool],
-        extras: OptionalOperands = NO_OPTIONAL,
-        var: Tensor | None = None,
-    ) -> Gradients:
+    def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
         needs = Needs(*needs)
-        x_all, dy_all, w_all, b_all, tail_all = frame.x(x), frame.y(dy), frame.weight(weight), frame.bias(bias), frame.tail(extras)
+        x, weight, bias, mean, rstd, var = saved[:6]
+        x_all, dy_all, w_all, b_all = frame.x(x), frame.y(dy), frame.weight(weight), frame.bias(bias)
+        post_all = frame.post_affine(saved.scale, saved.shift)
         mean_all, rstd_all = None if mean is None else frame.stat(mean), frame.stat(rstd)
         mixed = None
         if spec.mix:
             assert mean_all is not None and var is not None
-            mixed = frame.mix(mean_all, frame.stat(var), extras)
+            mixed = frame.mix(mean_all, frame.stat(var), saved)
             mean_all = frame.stat(mixed.mean)
         dx = frame.new_y(x) if needs.x else None
         dx_all = None if dx is None else frame.y(dx)
-        dsum_all = None if extras.residual is None else frame.y(extras.residual)
+        dsum_all = None if dsum is None else frame.y(dsum)
         params = [frame.params.new_gradient(p, needed, frame.acc) for p, needed in zip((weight, bias), needs[1:3])]
-        per_sample = [frame.modulation.new_gradient(p, needed, frame.acc) for p, needed in zip((extras.scale, extras.shift), needs[3:5])]
+        per_sample = [frame.modulation.new_gradient(p, needed, frame.acc) for p, needed in zip((saved.scale, saved.shift), needs[3:5])]
         reduces = not problem.given and (needs.x or mixed is not None)
         c2 = torch.zeros_like(rstd_all) if reduces else None
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
@@ -257,14 +253,14 @@ def backward(plan: Plan, problem: NormProblem):
         def load(part: Block) -> tuple[Tensor, ...]:
             """x_hat; u, or anything where nothing follows the affine step; the gradients of z, u and x_hat."""
             x_, dy_ = (_at(t, part).to(frame.acc) for t in (x_all, dy_all))
-            w_, b_, tail = _maybe(w_all, part), _maybe(b_all, part), _tail_at(tail_all, part)
+            w_, b_, post = _maybe(w_all, part), _maybe(b_all, part), _post_affine_at(post_all, part)
             if problem.from_y:
-                u = tail.inverse(x_)
+                u = post.inverse(x_)
                 x_hat = affine_inverse(u, w_, b_)
             else:
                 x_hat = frame.centered(x_, _maybe(mean_all, part)) * frame.spread(_at(rstd_all, part), x_)
-                u = affine(x_hat, w_, b_) if problem.tail else x_hat
-            dz, du = tail.back(dy_, u) if problem.tail else (dy_, dy_)
+                u = affine(x_hat, w_, b_) if problem.has_post_affine else x_hat
+            dz, du = post.backward(dy_, u) if problem.has_post_affine else (dy_, dy_)
             return x_hat, u, dz, du, affine(du, w_, None)
 
         def reduce_(parts: Sequence[Block]) -> tuple[Tensor, ...] | None:
@@ -301,7 +297,7 @@ def backward(plan: Plan, problem: NormProblem):
             for _, parts in frame.blocks:
                 apply(parts, None, *(frame.stat(c) for c in cs))
         dweight, dbias = (frame.params.gradient(grad, param) for grad, param in zip(params, (weight, bias)))
-        dscale, dshift = (frame.modulation.gradient(grad, param) for grad, param in zip(per_sample, (extras.scale, extras.shift)))
+        dscale, dshift = (frame.modulation.gradient(grad, param) for grad, param in zip(per_sample, (saved.scale, saved.shift)))
         return Gradients(dx, dweight, dbias, dscale, dshift, dmean_weight, dvar_weight)
 
     return launch
@@ -313,3 +309,20 @@ def _add(sums: Tensor | None, part: Block, terms: tuple[Tensor, Tensor | None], 
         first, second = terms
         sum_ = total(first if second is None else first * second, dims)
         _at(sums, part).add_(sum_ if count == 1 else sum_ / count)
+
+
+class Blockwise(Family):
+    name = "blockwise"
+    summary = "reduce, combine and apply by torch operations on the view, block by block"
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        return [] if problem.x is not None else [problem.why_no_view]
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return torch_cost(8, problem, device, direction)
+
+    def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        return forward(problem)
+
+    def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        return backward(problem)

@@ -1,45 +1,46 @@
-"""The reference family: `reference.py` behind the interface of a family. Supports everything, empty tensors and odd memory included."""
+"""The reference family: the definition in `core/reference.py`, behind the interface of a family.
+
+It supports everything, also empty tensors and memory that has no view of four axes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core import reference
-from onepass.core.operands import NO_OPTIONAL, Gradients, OptionalOperands, Result
+from onepass.core.device import Device
+from onepass.core.operands import Gradients, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
-from onepass.planning.choose import Plan
+
+from .cost import torch_cost
 
 
-def forward(plan: Plan, problem: NormProblem):
-    def launch(
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        extras: OptionalOperands = NO_OPTIONAL,
-    ) -> Result:
-        result = reference.forward(problem.spec, x, weight, bias, mean, var, extras)
-        return result._replace(y=torch.empty_like(x).copy_(result.y))
+class Reference(Family):
+    name = "reference"
+    summary = "the definition on logical axes"
 
-    return launch
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        return []
 
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return torch_cost(20, problem, device, direction)
 
-def backward(plan: Plan, problem: NormProblem):
-    def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean,
-        rstd,
-        needs,
-        extras: OptionalOperands = NO_OPTIONAL,
-        var=None,
-    ) -> Gradients:
-        given, saved = (mean, rstd) if problem.given else None, rstd if problem.from_y else None
-        grads = reference.backward(problem.spec, dy, x, weight, bias, given, needs, extras, saved)
-        return grads if grads.dx is None else grads._replace(dx=torch.empty_like(x).copy_(grads.dx))
+    def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        def launch(
+            x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
+        ) -> Result:
+            result = reference.forward(problem.spec, x, weight, bias, mean, var, optional)
+            return result._replace(y=torch.empty_like(x).copy_(result.y))
 
-    return launch
+        return launch
+
+    def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients:
+            grads = reference.backward(problem.spec, dy, dsum, saved, needs, problem.given)
+            return grads if grads.dx is None else grads._replace(dx=torch.empty_like(saved.x).copy_(grads.dx))
+
+        return launch

@@ -1,0 +1,69 @@
+"""The C family: what the C kernels support and cost."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches, Training
+from onepass.backends.torch_ops.cost import torch_cost
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from . import launch, minimal
+from .cache import Unavailable
+from .library import load
+
+DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+
+
+class C(Family):
+    name = "c"
+    summary = "C kernels, set by set or row by row, while they are in the cache"
+    adds_residual = True
+    checks_memory = True
+    disabled_by = "no_c"
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        if device.no_c:
+            return [device.no_c]
+        if problem.x is None:
+            return [problem.why_no_view]
+        if problem.acc == torch.float64:
+            return ["C kernels compute in float32, and float64 asks for more"]
+        dtypes = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ()))
+        return [f"C kernels know no {dtype}" for dtype in dict.fromkeys(dtypes) if dtype not in DTYPES]
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return torch_cost(0.5, problem, device, direction)
+
+    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
+        """Compile the C library. Returns the reason where that is not possible."""
+        try:
+            load()
+        except Unavailable as reason:
+            if os.environ.get("ONEPASS_CPU") in ("c", "native"):
+                raise RuntimeError(f"ONEPASS_CPU=c, but {reason}") from None
+            if reason.first:
+                warnings.warn(f"onepass works without its C kernels in this process: {reason} (ONEPASS_CPU=off hides this)", stacklevel=2)
+            return str(reason)
+        return ""
+
+    def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        return launch.forward(problem)
+
+    def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        return launch.backward(problem)
+
+    def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        return minimal.infer(problem)
+
+    def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        return minimal.track(problem)
+
+    def train(self, problem: NormProblem) -> Training | None:
+        return minimal.train(problem)

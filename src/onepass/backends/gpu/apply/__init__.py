@@ -1,0 +1,1 @@
+"""Given statistics: y from x in one pass."""

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from math import ceil
+
+from onepass.backends.gpu.launches import Pass
+from onepass.backends.gpu.row.schedule import row_parts
+from onepass.backends.gpu.tile.schedule import tile_apply
+from onepass.backends.gpu.walk import ROW, TILE, used_fraction, walk
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+
+def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+    if used_fraction(problem, ROW) >= used_fraction(problem, TILE):
+        w = walk(problem, cut=True)
+        return (row_parts(w, device, ceil(8 * device.sms / w.total), 4096, 512, apply=True),)
+    return (tile_apply(problem, walk(problem), device),)

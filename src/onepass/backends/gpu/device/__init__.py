@@ -1,0 +1,1 @@
+"""Device code that several kernels share. Equations cite docs/theory.md."""

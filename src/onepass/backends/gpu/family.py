@@ -1,0 +1,67 @@
+"""What all GPU families share: they turn their launches into launchers in the same way.
+
+Triton is imported on first use, so that planning needs neither Triton nor a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from onepass.backends.family import BACKWARD, Backward, Direction, Family, Forward, Launches
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from .cost import traffic_cost
+from .support import no_single_read
+
+
+class GpuFamily(Family):
+    adds_residual = True
+    checks_memory = True
+    disabled_by = "no_team"
+
+    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
+        from . import forward
+
+        return forward.check_launchable(problem, launches, device)
+
+    def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        from . import forward
+
+        return forward.forward(problem, launches, statistics)
+
+    def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        from . import backward
+
+        return backward.backward(problem, launches)
+
+    def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        from . import forward
+
+        return forward.infer(problem, launches)
+
+
+class TrafficFamily(GpuFamily):
+    """A family whose cost is the bytes it moves."""
+
+    walks: tuple[str, ...]  # the walks it may take
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        launches = self.schedule(problem, device, direction, batch_invariant)
+        return traffic_cost(problem, device, direction, batch_invariant, launches, self.walks)
+
+
+class SharingFamily(GpuFamily):
+    """A family whose programs share a set and exchange its moments. It has a forward only."""
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        if direction == BACKWARD:
+            return ["its backward is not built yet"]
+        return no_single_read(problem, device) or self.cannot_share(problem, device)
+
+    def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
+        """Why programs cannot share the sets of this problem."""
+        ...

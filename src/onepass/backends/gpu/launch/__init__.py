@@ -1,0 +1,1 @@
+"""Compiling and launching kernels at little cost to the host."""

@@ -1,0 +1,1 @@
+"""What programs leave behind of a sum or of moments, and the kernels that add it up."""

@@ -1,0 +1,25 @@
+"""The ring family."""
+
+from __future__ import annotations
+
+from onepass.backends.family import BACKWARD, Direction, Launches
+from onepass.backends.gpu.family import SharingFamily
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from . import schedule
+
+
+class Ring(SharingFamily):
+    name = "ring"
+    summary = "programs that run at the same time share sets and keep them in shared memory: x is read once"
+    disabled_by = "no_ring"
+
+    def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
+        return schedule.ring_unsupported(problem, device)
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return schedule.ring_cost(problem, device, batch_invariant)
+
+    def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
+        return () if direction == BACKWARD else schedule.ring_launches(problem, device, batch_invariant)

@@ -1,0 +1,1 @@
+"""Sets that are contiguous runs: kept by one program, or read twice."""

@@ -1,0 +1,47 @@
+"""The families of the row walk: `row` keeps whole sets of one run, `row_reread` reads sets of any size twice."""
+
+from __future__ import annotations
+
+from onepass.backends.family import BACKWARD, Direction, Launches
+from onepass.backends.gpu.family import TrafficFamily
+from onepass.backends.gpu.support import no_single_read, no_statistics
+from onepass.backends.gpu.walk import ROW
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from . import schedule, schedule_backward
+
+
+class Row(TrafficFamily):
+    name = "row"
+    summary = "programs keep whole sets, each one run: x is read once"
+    walks = (ROW,)
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        reasons, x = no_single_read(problem, device), problem.x
+        if reasons or x is None:
+            return reasons
+        if x.reps > 1:
+            return [f"a set is {x.reps} runs, and a row is one"]
+        longest = schedule_backward.LONGEST_ROW if direction == BACKWARD else schedule.LONGEST_ROW
+        if x.run > longest:
+            return [f"a row of {x.run} is longer than the {longest} that one program keeps"]
+        return schedule_backward.row_cannot(problem, device) if direction == BACKWARD else []
+
+    def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
+        launches = schedule_backward.row_launches if direction == BACKWARD else schedule.row_launches
+        return launches(problem, device, batch_invariant)
+
+
+class RowReread(TrafficFamily):
+    name = "row_reread"
+    summary = "sets are read along their runs, twice, large ones by several programs"
+    walks = (ROW,)
+
+    def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
+        reasons = no_statistics(problem, device)
+        return reasons or (schedule_backward.row_reread_cannot(problem, device) if direction == BACKWARD else [])
+
+    def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
+        launches = schedule_backward.row_reread_launches if direction == BACKWARD else schedule.row_reread_launches
+        return launches(problem, device, batch_invariant)

@@ -1,0 +1,34 @@
+"""Reasons why GPU kernels cannot run a problem, which several families share."""
+
+from __future__ import annotations
+
+import torch
+
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+
+def no_gpu_kernel(problem: NormProblem, device: Device) -> list[str]:
+    """Reasons that hold for every GPU family."""
+    if device.no_triton:
+        return [device.no_triton]
+    if problem.x is None:
+        return [problem.why_no_view]
+    reasons = []
+    if problem.acc == torch.float64:
+        reasons.append("kernels compute in float32, and float64 asks for more")
+    if not problem.spec.eps and not problem.given:
+        reasons.append("without an eps, a constant set needs a mean without rounding, which kernels do not take")
+    return reasons
+
+
+def no_statistics(problem: NormProblem, device: Device) -> list[str]:
+    """Reasons that hold for every family that computes statistics."""
+    reasons = no_gpu_kernel(problem, device)
+    return reasons or (["the statistics are given: there is nothing to reduce"] if problem.given else [])
+
+
+def no_single_read(problem: NormProblem, device: Device) -> list[str]:
+    """Reasons that hold for every family that reads x from memory once."""
+    reasons = no_statistics(problem, device)
+    return [*reasons, "a mix needs the statistics of all sets before it applies any"] if problem.spec.mix else reasons

@@ -1,0 +1,1 @@
+"""Sets whose elements lie apart: memory is read across sets."""

@@ -1,0 +1,24 @@
+"""The whole_set family."""
+
+from __future__ import annotations
+
+from onepass.backends.family import BACKWARD, Direction, Launches
+from onepass.backends.gpu.family import SharingFamily
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from . import schedule
+
+
+class WholeSet(SharingFamily):
+    name = "whole_set"
+    summary = "programs take one set at a time, large ones by several that run at the same time: x is read once"
+
+    def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
+        return schedule.whole_set_unsupported(problem, device)
+
+    def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        return schedule.whole_set_cost(problem, device, batch_invariant)
+
+    def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
+        return () if direction == BACKWARD else schedule.whole_set_launches(problem, device, batch_invariant)
