@@ -207,7 +207,7 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
     def cut(n: int):
         definition = norms.layer_norm(1) if len(shape) == 1 else norms.group_norm(32)
         x = lay_out(torch.empty((n, *shape), dtype=torch.float16, device="meta"), layout if len(shape) > 1 else "contiguous", "meta")
-        problem = bind(definition, x, torch.empty(1), extras=OptionalOperands(residual=x if residual else None))
+        problem = bind(definition, x, torch.empty(1), optional=OptionalOperands(residual=x if residual else None))
         chosen = plan(problem, device, options=Options(invariant=True))
         bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
         return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.launches if p.reduce]
