@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import onepass
-from onepass.patching.classes import Swapped
+from onepass.patching.class_swap import Swapped
 
 TORCH_NORMS = {
     "LayerNorm": (lambda: nn.LayerNorm(24), (2, 3, 24)),
@@ -414,9 +414,9 @@ def test_modules_of_ours_are_fused():
 def test_the_report_reads():
     text = str(onepass.patch(nn.Sequential(Block(), Block(), nn.SyncBatchNorm(3), UnbiasedNorm(4)), dry_run=True))
     assert re.search(r"^\{0-1\}\.norm\{1-2\} +×4 +GroupNorm +GroupNorm, fused with SiLU$", text, re.M)
-    assert "left alone: statistics across processes are not built yet" in text
-    assert "left alone: no norm of onepass agrees with it: the nearest, LayerNorm2d, is off by" in text
-    assert text.endswith("6 norms: would be 4 replaced, 4 of them fused; 2 left alone")
+    assert "left alone: onepass does not support statistics across processes yet" in text
+    assert "left alone: no norm of onepass computes the same: the nearest, LayerNorm2d, differs by" in text
+    assert text.endswith("6 norms: 4 would be replaced, 4 of them fused; 2 left alone")
 
 
 def leaves(make, reason):

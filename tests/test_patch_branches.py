@@ -14,6 +14,7 @@ from test_patch import Rms
 from torch import nn
 
 import onepass
+from onepass.patching.class_swap import Swapped
 
 ROWS = torch.randn(2, 3, 24)
 
@@ -499,7 +500,7 @@ FLAGS = {
 
 
 def of_trap(norm):
-    return next(cls for cls in type(norm).__mro__ if cls.__name__ == "TrapNorm" and not issubclass(cls, onepass.patching.classes.Swapped))
+    return next(cls for cls in type(norm).__mro__ if cls.__name__ == "TrapNorm" and not issubclass(cls, Swapped))
 
 
 def with_attribute(norm, **attributes):

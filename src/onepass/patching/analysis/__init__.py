@@ -1,0 +1,18 @@
+"""Which conditions does a forward branch on? Found by following its source. Nothing is run.
+
+Each value in the source is known (a constant, an attribute of the module, a function), fixed (unknown, but the same in
+every call), or varies with the call. Conditions are treated accordingly:
+
+- A condition on known or fixed values has the same outcome in every call, as long as the plain values behind it do not
+  change. Such values are guarded: each call of the patched module checks them.
+- A condition on a value that varies is recorded. The trials must see both outcomes.
+- Some things can be neither followed nor varied: a device, the environment, the clock, code that is not Python. Then
+  the module is left alone.
+
+The files, from the top down:
+
+- `analyze`: the entry points; `bytecode` handles functions without source
+- `statements`, `expressions`, `calls`, `names`: an interpreter of the source; `interpreter`: its base class
+- `values`: what is known of a value, and the result of an analysis; `trust`: which functions need not be followed
+- `branch_recorder`: records the outcomes of conditions while a trial runs
+"""

@@ -1,0 +1,76 @@
+"""The entry points of the analysis: a module's forward, or a function of one tensor."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from onepass.patching.function_source import Unreadable, tree_of
+
+from .bytecode import check_bytecode
+from .statements import Statements
+from .trust import is_trusted
+from .values import TENSOR, VARIES, Analysis, Known, NotAnalyzable
+
+MAX_DEPTH = 20  # nested calls that are followed
+
+
+def analyze_forward(module: nn.Module, analysis: Analysis) -> Analysis:
+    """Follow the forward of a module, and add all findings to `analysis`. Raises NotAnalyzable with the reason."""
+    forward, owner = type(module).forward, Known(module, "self")
+    inner = inspect.unwrap(forward)
+    if not is_trusted(forward):
+        _follow(analysis, forward, [owner, TENSOR], {}, (), True)
+    elif not is_trusted(inner):  # a wrapper of torch, such as no_grad
+        _follow(analysis, inner, [owner, TENSOR], {}, (), False)
+    else:  # a forward of torch, which may call methods of the user's class
+        for name in inner.__code__.co_names:
+            found = inspect.getattr_static(type(module), name, None)
+            method = found.fget if isinstance(found, property) else found
+            if isinstance(method, types.FunctionType) and not is_trusted(method):
+                _follow(analysis, method, [owner, *[VARIES] * (method.__code__.co_argcount - 1)], {}, (), False)
+    return analysis
+
+
+def analyze_function(function: Callable[..., Any]) -> Analysis:
+    """Like `analyze_forward`, for a function of one tensor."""
+    analysis = Analysis()
+    if not is_trusted(function):
+        _follow(analysis, function, [TENSOR], {}, (), True)
+    elif not is_trusted(inspect.unwrap(function)):
+        _follow(analysis, inspect.unwrap(function), [TENSOR], {}, (), False)
+    return analysis
+
+
+def _follow(analysis: Analysis, function: Any, args: list[Any], keywords: dict[str, Any], stack: tuple[Any, ...], is_recorded: bool) -> Any:
+    """Follow a function, and return what is known of its result.
+
+    `is_recorded` says whether trials will record its conditions. If not, it may only branch to raise an error.
+    """
+    if isinstance(function, functools._lru_cache_wrapper):
+        function = function.__wrapped__
+    if not isinstance(function, types.FunctionType):
+        raise NotAnalyzable(f"it calls {getattr(function, '__name__', function)!r:.60}, which is not written in Python")
+    if is_trusted(function) or function in stack or len(stack) > MAX_DEPTH:
+        return VARIES
+    try:
+        tree = tree_of(function)
+    except Unreadable as reason:
+        check_bytecode(analysis, function, args, str(reason))
+        return VARIES
+    analysis.functions.add(function)
+    before = set(analysis.conditions)
+
+    def follow(called: Any, args: list[Any], keywords: dict[str, Any], is_recorded: bool) -> Any:
+        return _follow(analysis, called, args, keywords, (*stack, function), is_recorded)
+
+    result = Statements(analysis, function, tree, follow).run(args, keywords)
+    added = [condition.text for key, condition in analysis.conditions.items() if key not in before and not condition.optional_outcomes]
+    if added and not is_recorded:
+        raise NotAnalyzable(f"it branches on {added[0]}, where trials cannot record the outcome")
+    return result

@@ -1,0 +1,75 @@
+"""Which functions the analysis does not follow, because their result depends on their arguments alone.
+
+The lists below also name the exceptions: functions of torch that depend on the machine or on settings.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+
+from .values import BoundMethod
+
+TRUSTED_PACKAGES = {
+    "torch", "onepass", "einops", "math", "operator", "functools", "itertools", "contextlib", "typing", "collections", "numbers",
+}  # fmt: skip
+
+
+PURE_BUILTINS = {
+    abs, all, any, bool, callable, complex, dict, divmod, enumerate, filter, float, frozenset, int, isinstance, issubclass, len, list, map,
+    max, min, pow, range, repr, reversed, round, set, slice, sorted, str, sum, tuple, type, zip,
+}  # fmt: skip
+
+
+NEVER_CALL_ARGUMENTS = {type, isinstance, issubclass, callable, bool, len, repr, str}  # builtins that only inspect them
+
+
+VARIED_BY_TRIALS = {  # functions of torch
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
+    "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
+}  # fmt: skip
+
+
+COMPILING_QUERIES = {"is_scripting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_exporting"}
+
+
+# Functions of torch that depend on settings or on random numbers start like this.
+QUERY_PREFIXES = ("is_", "get_", "are_", "has_", "initial_seed", "seed", "rand", "bernoulli", "multinomial", "normal", "poisson")
+
+
+MACHINE_PACKAGES = ("torch.cuda", "torch.backends", "torch.mps", "torch.xpu", "torch.distributed", "torch.version", "torch.onnx")
+
+
+DEVICE_ATTRIBUTES = {
+    "is_cuda", "is_cpu", "is_mps", "is_xpu", "is_xla", "is_mkldnn", "is_ipu", "is_mtia", "is_maia", "is_hpu", "get_device",
+}  # fmt: skip
+
+
+RETURN_NO_TENSOR = {  # methods of tensors, and functions of torch
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "item", "tolist", "type", "result_type",
+    "is_tensor", "is_floating_point", "is_complex", "is_nonzero", "is_same_size", "is_conj", "is_neg", "is_signed",
+}  # fmt: skip
+
+
+def is_trusted(function: Any) -> bool:
+    """Whether a function is defined in a trusted package."""
+    name = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None) or ""
+    return name.split(".")[0] in TRUSTED_PACKAGES
+
+
+def is_from_torch(value: Any) -> bool:
+    """Whether a package, class or function belongs to torch."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return name.split(".")[0] == "torch" or (callable(value) and getattr(torch, getattr(value, "__name__", ""), None) is value)
+
+
+def is_user_code(value: Any) -> bool:
+    """Whether a value is code outside trusted packages. A function that receives it may call it."""
+    if isinstance(value, BoundMethod):
+        return not is_trusted(value.function)
+    if isinstance(value, nn.Module):
+        return not is_trusted(type(value).forward)
+    return isinstance(value, (types.FunctionType, types.MethodType)) and not is_trusted(value)

@@ -1,0 +1,78 @@
+"""Change the class of a module, and nothing else.
+
+A patched module is the same object with the same attributes. So optimizers, hooks, wrappers, tied weights and
+state_dicts keep working. Its new class is a subclass of its original class, with the same name. A recipe, a frozen
+value, says what the new class does differently. Pickles and copies store the original class and the recipe, and build
+the new class from them. The recipes themselves are defined in other files.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+from torch import nn
+
+
+class Recipe(Protocol):
+    """How a new class differs from the original class: a frozen, hashable value."""
+
+    def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
+        """Attributes of the new class that override those of `original`, such as its forward."""
+        ...
+
+    def bases(self) -> tuple[type, ...]:
+        """Base classes of the new class, before `original`."""
+        ...
+
+
+class Swapped(nn.Module):
+    """Base of every class made here, so that `isinstance` finds patched modules."""
+
+    _original_class: ClassVar[type[nn.Module]]
+    _recipe: ClassVar[Any]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _unpickle, (self._original_class, self._recipe), *state
+
+    def _get_name(self) -> str:
+        return f"onepass.{self._original_class.__name__}"
+
+
+def swapped_class(original: type[nn.Module], recipe: Recipe) -> type[Swapped]:
+    """The class for a recipe. Equal arguments give the same class: torch.compile and `type(a) is type(b)` need that."""
+    return _make_class(original, recipe, original.forward)
+
+
+@cache
+def _make_class(original: type[nn.Module], recipe: Recipe, forward: Any) -> type[Swapped]:
+    """`forward` is only part of the cache key: a class whose forward was replaced needs a new subclass."""
+    namespace = {"_original_class": original, "_recipe": recipe, "__module__": original.__module__, "__doc__": original.__doc__}
+    cls = type(original.__name__, (Swapped, *recipe.bases(), original), namespace | recipe.namespace(original))
+    cls.__qualname__ = original.__qualname__
+    return cls
+
+
+def swap_class(module: nn.Module, recipe: Recipe) -> None:
+    module.__class__ = swapped_class(type(module), recipe)
+
+
+def restore_class(module: nn.Module) -> None:
+    """Undo `swap_class`. Any other module stays as it is."""
+    if isinstance(module, Swapped):
+        module.__class__ = module._original_class  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def class_changed_after_swap(module: nn.Module) -> bool:
+    """Whether something else changed the class after `swap_class`, as fully_shard and parametrizations do."""
+    return isinstance(module, Swapped) and "_recipe" not in vars(type(module))
+
+
+def _unpickle(original: type[nn.Module], recipe: Recipe) -> nn.Module:
+    try:
+        return object.__new__(swapped_class(original, recipe))
+    except Exception as error:
+        warnings.warn(f"a {original.__name__} that onepass had patched was loaded unpatched: {error}", stacklevel=2)
+        return object.__new__(original)

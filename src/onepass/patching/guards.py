@@ -1,0 +1,144 @@
+"""What each call of a patched module checks: values that its forward read, modules inside it, hooks, rank and dtypes.
+
+If a check fails, the module runs its original forward. `torch.compile` calls such checks guards, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+MISSING = "no such attribute"  # stands for the value of an attribute that does not exist
+
+
+_PLAIN_TYPES = (
+    int, float, complex, str, bytes, type(None), type(...), Enum, torch.dtype, torch.device, torch.layout, torch.memory_format, slice,
+)  # fmt: skip
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward or backward hooks."""
+    own = module.__dict__
+    return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
+
+
+# Whether torch has hooks on all modules. They must see every module, so nothing may be fused.
+has_global_hooks: Callable[[], Any] = _has_any_global_hook
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value can be compared later: a number, a string and the like, or a small collection of these."""
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
+        return len(value) < 100 and all(map(is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
+    return isinstance(value, _PLAIN_TYPES)
+
+
+def snapshot(value: Any) -> Any:
+    """A hashable copy of a plain value."""
+    if isinstance(value, (list, set, frozenset, dict)):
+        return type(value).__name__, *((key, snapshot(value[key])) if isinstance(value, dict) else snapshot(key) for key in value)
+    return (slice, value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+
+def matches(value: Any, expected: Any) -> bool:
+    """Whether a value still equals its snapshot."""
+    return value is expected or (
+        is_plain(value) and (type(value) is type(expected) or not isinstance(value, (int, float))) and snapshot(value) == expected
+    )
+
+
+def getter(path: str) -> Callable[[nn.Module], Any]:
+    """A function that takes a module and returns the value at a path.
+
+    The path starts at the module ("self.act.slope"), or at a global ("package.module:NAME.attribute").
+    """
+    place, _, name = path.rpartition(":")
+    if place:
+        first, *rest = name.split(".")
+        names = vars(sys.modules.get(place) or import_module(place))
+        return lambda _: _get_nested(names.get(first, MISSING), rest)
+    _, first, *rest = path.split(".")
+
+    def get(module: nn.Module) -> Any:
+        value = getattr(module, first, MISSING)
+        return _get_nested(value, rest) if rest else value
+
+    return get
+
+
+def _get_nested(value: Any, names: list[str]) -> Any:
+    for name in names:
+        value = getattr(value, name, MISSING)
+    return value
+
+
+def all_match(module: nn.Module, guarded: dict[str, Any]) -> bool:
+    """Whether all guarded values, by path, still equal their snapshots."""
+    return all(matches(getter(path)(module), value) for path, value in guarded.items())
+
+
+class Guards(NamedTuple):
+    """The checks of one swapped norm, sorted by how a value is reached, so that a call does little work."""
+
+    own: tuple[tuple[str, Any], ...]  # attributes of the module
+    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # name, class and attributes of each
+    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # all other values
+    unsupported_ranks: tuple[int, ...]  # of x
+    unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # dtypes of parameters, by dtype of x
+
+    @classmethod
+    def make(
+        cls,
+        guarded: tuple[tuple[str, Any], ...],
+        child_classes: tuple[tuple[str, type], ...],
+        unsupported_ranks: tuple[int, ...],
+        unsupported_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...],
+    ) -> Guards | None:
+        """The arguments are those of `NormRecipe`. Returns None if there is nothing to check."""
+        split, classes = [(path.split("."), path, value) for path, value in guarded], dict(child_classes)
+        own = tuple((parts[1], value) for parts, _, value in split if parts[0] == "self" and len(parts) == 2)
+        of_children = [
+            (parts[1:], path, value) for parts, path, value in split if parts[0] == "self" and len(parts) == 3 and parts[1] in classes
+        ]
+        children = tuple(
+            (name, kind, tuple((parts[1], value) for parts, _, value in of_children if parts[0] == name)) for name, kind in classes.items()
+        )
+        done = {f"self.{name}" for name, _ in own} | {path for _, path, _ in of_children}
+        others = tuple((getter(path), value) for path, value in guarded if path not in done)
+        dtypes = {x: tuple(weight for of_x, weight in unsupported_dtypes if of_x == x) for x, _ in unsupported_dtypes}
+        guards = cls(own, children, others, unsupported_ranks, dtypes)
+        return guards if any(guards) else None
+
+    def fail(self, module: nn.Module, x: Tensor) -> bool:
+        """Whether any check fails. Runs in every call: `is` comes first, because it is the fastest comparison."""
+        own, children, others, unsupported_ranks, unsupported_dtypes = self
+        for name, expected in own:
+            if (value := getattr(module, name, MISSING)) is not expected and not matches(value, expected):
+                return True
+        if others:
+            for get, expected in others:
+                if (value := get(module)) is not expected and not matches(value, expected):
+                    return True
+        if children:
+            modules = module._modules
+            for name, kind, attributes in children:
+                if type(child := modules.get(name)) is not kind or has_hooks(child):  # pyright: ignore[reportArgumentType]
+                    return True
+                for attribute, expected in attributes:
+                    if (value := getattr(child, attribute, MISSING)) is not expected and not matches(value, expected):
+                        return True
+            if has_global_hooks():
+                return True
+        if unsupported_ranks and x.dim() in unsupported_ranks:
+            return True
+        if unsupported_dtypes and x.dtype in unsupported_dtypes:
+            dtypes = [param.dtype for param in module._parameters.values() if param is not None] or [x.dtype]
+            return any(dtype in unsupported_dtypes[x.dtype] for dtype in dtypes)
+        return False

@@ -1,0 +1,101 @@
+"""Stand-ins: copies of a module with random tensors on the CPU, on which trials run.
+
+The module itself is never touched. So its values, its device and its storage do not matter: it may be on the meta
+device, or sharded.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onepass.patching.guards import is_plain
+
+_COMMON_ATTRIBUTES = {*vars(nn.Module()), "training"}  # attributes that every module has
+
+
+def own_parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: param for name, param in module._parameters.items() if param is not None}
+
+
+def trial_key(module: nn.Module) -> Any:
+    """Modules with equal keys need only one trial: same class, same shapes, same plain attributes, also in children."""
+    tensors = [(name, None if t is None else tuple(t.shape)) for name, t in (*module._parameters.items(), *module._buffers.items())]
+    return (
+        type(module),
+        type(module).forward,
+        tuple(tensors),
+        tuple(_attribute_keys(module)),
+        tuple(trial_key(child) for child in module.children()),
+    )
+
+
+def _attribute_keys(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attributes that a class adds to nn.Module. Values that are not plain equal only themselves."""
+    for name, value in sorted(module.__dict__.items()):
+        if name not in _COMMON_ATTRIBUTES:
+            yield name, repr(value) if is_plain(value) else _ByIdentity(value)
+
+
+def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in module.__dict__.items() if name not in _COMMON_ATTRIBUTES and is_plain(value)]
+
+
+class _ByIdentity:
+    """A key that equals itself alone. It keeps its value alive, so that no other object gets the same id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> nn.Module:
+    """A module of class `cls` with the attributes of `module`, and with random tensors."""
+    twin = object.__new__(cls)
+    twin.__dict__.update({name: _try_copy(value) if name not in _COMMON_ATTRIBUTES else value for name, value in module.__dict__.items()})
+    cpu: Any = {"device": "cpu", "dtype": dtype, "generator": torch.Generator("cpu").manual_seed(0)}
+    params = {
+        name: None if p is None else nn.Parameter(scale * (1 + torch.randn(p.shape, **cpu) / 2)) for name, p in module._parameters.items()
+    }
+    buffers = {
+        name: None
+        if b is None
+        else torch.rand(b.shape, **cpu) + 0.5
+        if b.is_floating_point()
+        else torch.zeros(b.shape, dtype=b.dtype, device="cpu")
+        for name, b in module._buffers.items()
+    }
+    children = {name: copy.deepcopy(child) for name, child in module._modules.items()}
+    twin.__dict__.update(_parameters=params, _buffers=buffers, _modules=children)
+    return twin
+
+
+def _try_copy(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def isolated() -> Any:
+    """A context for trials. The user's settings do not affect them, and trials do not change the settings."""
+    stack = ExitStack()
+    stack.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")  # the model itself would not cause these warnings
+    contexts = [torch.random.fork_rng(devices=[]), torch.autocast("cpu", enabled=False), torch.inference_mode(False), torch.enable_grad()]
+    if torch.get_default_device().type != "cpu":
+        contexts.append(torch.device("cpu"))
+    for context in contexts:
+        stack.enter_context(context)
+    return stack
