@@ -1,6 +1,6 @@
 """Let onepass compute the norms of an existing model, in place.
 
-- `patch`: `patch` and `unpatch`, which put the other files together; `report`: what they print
+- `patch`: the functions `patch` and `unpatch`; `report`: what `patch` returns and prints
 - `recognition/`: which norm of onepass a module computes, found by comparing the two on random input
 - `analysis/`: which conditions a forward branches on, found by reading its source
 - `fusion/`: which activations and sums a norm can take over, and the modules that then call it
