@@ -23,15 +23,15 @@ class Mutation(NamedTuple):
     quick: bool = False  # also in the suite
 
 
-VIEW = "tests/test_view.py -k the_table or every_norm"
-CASES = "tests/test_numerics.py -k every_case and float32"
-MODULATED = "tests/test_numerics.py -k every_case and modulated and float32"
-MIXED = "tests/test_numerics.py -k every_case and switchable and float32"
-NATIVE = "tests/test_native.py -k random_problems or every_half or far_beyond or threads_do_not"
-SAVED = "tests/test_save.py -k gradients_keep and layer_norm-sliced"
-BLOCKS = "tests/test_numerics.py -k blocks"
-LIMITS = "tests/test_limits.py -k "
-KERNELS = "tests/test_kernels.py -k within_the_budget and "  # these run by Triton's interpreter
+VIEW = "tests/core/test_view.py -k the_table or every_norm"
+CASES = "tests/functional/test_numerics.py -k every_case and float32"
+MODULATED = "tests/functional/test_numerics.py -k every_case and modulated and float32"
+MIXED = "tests/functional/test_numerics.py -k every_case and switchable and float32"
+NATIVE = "tests/backends/c/test_launch.py -k random_problems or every_half or far_beyond or threads_do_not"
+SAVED = "tests/functional/test_save.py -k gradients_keep and layer_norm-sliced"
+BLOCKS = "tests/functional/test_numerics.py -k blocks"
+LIMITS = "tests/functional/test_extreme_values.py -k "
+KERNELS = "tests/backends/gpu/test_interpreter.py -k within_the_budget and "  # these run by Triton's interpreter
 
 MUTATIONS = [
     Mutation("K and L swapped", "backends/torch_ops/blockwise.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES, True),
@@ -42,45 +42,45 @@ MUTATIONS = [
     Mutation("one Chan term skipped", "core/moments.py", "p.m2 + q.m2 + delta.square() * (p.count * q.count / count)", "p.m2 + q.m2", BLOCKS, True),
     Mutation("the merged mean unweighted", "core/moments.py", "delta * (q.count / count)", "delta * 0.5", BLOCKS),
     Mutation("E[x²] - E[x]²", "core/moments.py", "total((x if mean is None else x - spread(mean, x)).square(), dims))",
-             "total(x.square(), dims) - (0 if mean is None else count * mean.square()))", "tests/test_numerics.py -k shifted or far_from_zero"),
+             "total(x.square(), dims) - (0 if mean is None else count * mean.square()))", "tests/functional/test_numerics.py -k shifted or far_from_zero"),
     Mutation("c1 dropped", "core/arithmetic.py", "wdy if c1 is None else wdy - c1, x_hat", "wdy, x_hat", CASES),
     Mutation("c2 of the wrong sign", "core/arithmetic.py", "x_hat, c2, value=-1", "x_hat, c2, value=1", CASES),
     Mutation("the last block dropped", "backends/torch_ops/blockwise.py", "for i in range(start, stop, step)]", "for i in range(start, stop - step, step)]", BLOCKS, True),
     Mutation("gradients of a block overwrite the last", "backends/torch_ops/blockwise.py", "_at(sums, part).add_(", "_at(sums, part).copy_(", BLOCKS),
     Mutation("statistics rounded to x's dtype", "backends/torch_ops/blockwise.py", "x, y, problem.acc", "x, y, problem.dtype",
-             "tests/test_numerics.py -k every_case and bfloat16"),
+             "tests/functional/test_numerics.py -k every_case and bfloat16"),
     Mutation("dy read as if laid out like y", "backends/torch_ops/blockwise.py", "self._split(laid_out(y, self.problem.y_stride), self.y_view)", "self._split(y, self.y_view)", CASES),
     Mutation("eps forgotten in the op", "ops.py", "NormSpec.unpack(words, sizes, *numbers), Extras", "NormSpec.unpack(words, sizes, 0.0, numbers[1]), Extras",
-             "tests/test_routes.py -k dynamic_shapes"),
-    Mutation("what a backward unpacks is not compared", "dispatch/autograd.py", "if signatures(unpacked) == launchers.saved else", "if True else", "tests/test_memory.py -k hooks_on_saved and dtype"),
-    Mutation("a gradient is not compared", "dispatch/autograd.py", 'check_gradient("dy", dy, problem, launchers.device)', "pass", "tests/test_memory.py -k called_directly"),
-    Mutation("raw ops check nothing", "dispatch/library.py", "check(bind(spec, x, weight, bias, given, track, extras))", "pass", "tests/test_memory.py -k raw", True),
+             "tests/dispatch/test_routes.py -k dynamic_shapes"),
+    Mutation("what a backward unpacks is not compared", "dispatch/autograd.py", "if signatures(unpacked) == launchers.saved else", "if True else", "tests/dispatch/test_memory_safety.py -k hooks_on_saved and dtype"),
+    Mutation("a gradient is not compared", "dispatch/autograd.py", 'check_gradient("dy", dy, problem, launchers.device)', "pass", "tests/dispatch/test_memory_safety.py -k called_directly"),
+    Mutation("raw ops check nothing", "dispatch/library.py", "check(bind(spec, x, weight, bias, given, track, extras))", "pass", "tests/dispatch/test_memory_safety.py -k raw", True),
     Mutation("the negative bit ignored", "dispatch/route.py", "return True in [t.is_neg() for t in operands if t is not None]", "return False",
-             "tests/test_memory.py -k negative_bit"),
-    Mutation("freed memory not noticed", "core/memory.py", "if t is not None and t.data_ptr() < LOWEST:", "if False:", "tests/test_memory.py -k freed_storage"),
-    Mutation("the biased variance in running_var", "functional/statistics.py", "var * (count / max(count - 1, 1))", "var * 1", "tests/test_nn.py -k same_as_torch"),
+             "tests/dispatch/test_memory_safety.py -k negative_bit"),
+    Mutation("freed memory not noticed", "core/memory.py", "if t is not None and t.data_ptr() < LOWEST:", "if False:", "tests/dispatch/test_memory_safety.py -k freed_storage"),
+    Mutation("the biased variance in running_var", "functional/statistics.py", "var * (count / max(count - 1, 1))", "var * 1", "tests/nn/test_modules.py -k same_as_torch"),
     Mutation("launchers kept whatever the weight", "dispatch/call.py", "weight is None or weight.shape, weight is None or weight.dtype", "weight is None",
-             "tests/test_errors.py -k good_call"),
+             "tests/check/test_errors.py -k good_call"),
     Mutation("a half-type row backward left to torch", "planning/registry.py", 'variant == "rows" and half', 'variant == "none" and half',
-             "tests/test_numerics.py -k every_case and bfloat16 and layer_norm"),
+             "tests/functional/test_numerics.py -k every_case and bfloat16 and layer_norm"),
     Mutation("modulation the same for every sample", "core/spec.py", "_strides(named, self.modulated)", "_strides(named, self.modulated[1:])", MODULATED, True),
     Mutation("scale without the one", "backends/torch_ops/blockwise.py", "extras.scale, self.acc, 1.0)", "extras.scale, self.acc, 0.0)", MODULATED),
     Mutation("an activation's gradient at u, not z", "core/arithmetic.py", "(dy, affine(u, self.gain, self.shift)) if", "(dy, u) if", MODULATED),
     Mutation("the shift not taken off again", "core/arithmetic.py", "affine_inverse(y, self.gain, self.shift)", "affine_inverse(y, self.gain, None)", SAVED),
     Mutation("y read as if laid out like x", "core/problem.py", 'return replace(self, x=self.y, stride=self.y_stride, copied="")', "return self", SAVED),
-    Mutation("y divided by a zero weight", "core/arithmetic.py", "weight.masked_fill(weight == 0, torch.nan)", "weight", "tests/test_save.py -k zero_weight"),
-    Mutation("an offset forgotten", "backends/torch_ops/blockwise.py", "self.acc, self.problem.spec.weight_offset)", "self.acc)", "tests/test_numerics.py -k every_case and offset"),
+    Mutation("y divided by a zero weight", "core/arithmetic.py", "weight.masked_fill(weight == 0, torch.nan)", "weight", "tests/functional/test_save.py -k zero_weight"),
+    Mutation("an offset forgotten", "backends/torch_ops/blockwise.py", "self.acc, self.problem.spec.weight_offset)", "self.acc)", "tests/functional/test_numerics.py -k every_case and offset"),
     Mutation("the gradient of the sum dropped", "backends/torch_ops/blockwise.py", "dx_ if dsum_all is None else dx_ + _at(dsum_all, part)", "dx_",
-             "tests/test_numerics.py -k every_case and add_"),
+             "tests/functional/test_numerics.py -k every_case and add_"),
     Mutation("sets taken together without their distance", "core/moments.py", " + total((p.mean - mean).square(), dims) * p.count", "", MIXED, True),
     Mutation("a mixture's gradient without its means", "core/mixing.py", " + 2 * shared * (self.sets.mean - self.means[i])", "", MIXED),
     Mutation("last channels taken for the first", "backends/torch_ops/aten.py", "problem.shape[:2] == sizes[:2]", "problem.shape[1:2] == sizes[1:2]",
-             "tests/test_numerics.py -k every_case and last and evaluation"),
+             "tests/functional/test_numerics.py -k every_case and last and evaluation"),
     Mutation("an activation written where torch does not write", "core/arithmetic.py", " and y.is_contiguous()", "", BLOCKS),
     Mutation("statistics in the graph of a compiled call", "dispatch/call.py", "var.detach() if track else None", "var if track else None",
-             "tests/test_routes.py -k compiled_training"),
-    Mutation("out copied before it is checked", "functional.py", "        check_extras.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
-             "tests/test_extras.py -k out"),
+             "tests/dispatch/test_routes.py -k compiled_training"),
+    Mutation("out copied before it is checked", "functional/call.py", "        check_out.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
+             "tests/functional/test_extras.py -k out"),
     Mutation("a lane takes in what is not there", "backends/gpu/math.py", "delta = tl.where(inside, x - mean, 0.0)", "delta = x - mean", KERNELS + "9001"),
     Mutation("lanes merged without their distance", "backends/gpu/math.py", "mean, m2 = merged, m2 + delta * delta * n", "mean = merged", KERNELS + "12x5x7"),
     Mutation("a tail without its variance", "backends/gpu/row.py", "        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "1152"),
@@ -111,9 +111,9 @@ MUTATIONS = [
     Mutation("torch's row groups about zero", "backends/torch_ops/aten.py", "(x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)", "x, mean",
              LIMITS + "mean_is_large"),
     Mutation("a sum of means that overflows", "backends/gpu/math.py", "tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP",
-             "tl.sum(mean * n, axis, keep_dims=KEEP) / total", "tests/test_kernels.py -k large_numbers"),
+             "tl.sum(mean * n, axis, keep_dims=KEEP) / total", "tests/backends/gpu/test_interpreter.py -k large_numbers"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "backends/gpu/tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
-             "tests/test_plan.py -k do_not_know_the_batch"),
+             "tests/planning/test_choose.py -k do_not_know_the_batch"),
 ]  # fmt: skip
 
 

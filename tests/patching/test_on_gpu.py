@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from test_patch import Block, Promoted, Residual, Upcast
 from torch import nn
 
 import onepass
 from onepass.dispatch import compiled as compiled_graphs
+from tests.patching.test_patch import Block, Promoted, Residual, Upcast
 
 pytestmark = pytest.mark.gpu
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU_FAMILIES
 
 import onepass
 import onepass.functional as O
 from benchmarks import fuzz
 from onepass.backends.c import launch, walk
+from tests.conftest import CPU_FAMILIES
 
 INF, NAN = torch.inf, torch.nan
 HALF = [torch.float32, torch.bfloat16, torch.float16]
@@ -253,7 +253,7 @@ def test_random_problems_reach_the_edges_of_blocks():
 
 def test_the_edges_are_those_of_the_sources():
     """A constant that is new in the C sources, or in native.py, is drawn around as well."""
-    text = "".join(path.read_text() for path in (Path(launch.__file__).parent / "c").glob("*.h"))
+    text = "".join(path.read_text() for path in (Path(launch.__file__).parent / "src").glob("*.h"))
     defined = re.findall(r"(\w+) = (\d+)(?: << (\d+))?[,\s}]", "".join(re.findall(r"enum \{.*?\}", text)))
     sizes = {name: int(value) << int(shift or 0) for name, value, shift in defined}
     bytes_ = {"CACHED", "SPARE"}  # of a cache and of a buffer: no length of a block

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from load_timm import load_timm
 
 import onepass
+from tests.load_timm import load_timm
 
 MODELS = {  # found, replaced, fused, left
     "test_resnet": (15, 15, 8, 0),

@@ -10,11 +10,11 @@ import types
 
 import pytest
 import torch
-from test_patch import Rms
 from torch import nn
 
 import onepass
 from onepass.patching.class_swap import Swapped
+from tests.patching.test_patch import Rms
 
 ROWS = torch.randn(2, 3, 24)
 

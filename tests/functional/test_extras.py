@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU_FAMILIES
 from torch.testing import assert_close
 
 import onepass
@@ -15,6 +14,7 @@ import onepass.functional as O
 from onepass.core.spec import ACTIVATIONS, GRANULARITIES
 from onepass.verify import matrix, oracle
 from onepass.verify.cases import Case, lay_out
+from tests.conftest import CPU_FAMILIES
 
 BASE = {
     "layer_norm": {"shape": (3, 4, 2, 5)},

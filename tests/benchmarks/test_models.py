@@ -14,7 +14,7 @@ from benchmarks.zoo import ENTRIES, Entry
 from onepass.bench import record
 from onepass.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 class Toy(torch.nn.Module):

@@ -53,10 +53,10 @@ def compile_library(source: str, path: Path) -> Path:
 # Imports `build` without torch, which would take seconds.
 LIGHT = f"""
 import os, signal, sys, threading, time, types
-for name in ("onepass", "onepass.cpu"):
+for name in ("onepass", "onepass.backends", "onepass.backends.c"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [os.path.join({str(Path(onepass.__file__).parents[1])!r}, *name.split("."))]
-from onepass.cpu import build
+from onepass.backends.c import build
 """
 
 

@@ -6,7 +6,6 @@ import functools
 
 import pytest
 import torch
-from test_patch import Rms, agree
 from torch import nn
 from torch.nn.functional import relu
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 import onepass
 import onepass.functional as F
 from onepass.dispatch import compiled as compiled_graphs
+from tests.patching.test_patch import Rms, agree
 
 X = torch.randn(2, 24, 5, 3)
 ROWS = torch.randn(2, 3, 24)

@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-COMMITTED = Path(__file__).parent.parent / "results" / "resources.jsonl"
+COMMITTED = Path(__file__).parents[2] / "results" / "resources.jsonl"
 
 
 def test_the_committed_table(tmp_path):
     """Compiled in a process of its own: under TRITON_INTERPRET there is nothing to compile."""
     found = tmp_path / "resources.jsonl"
-    code = f"import pathlib; from onepass.bench import resources; resources.RESULTS = pathlib.Path({str(found)!r}); resources.main()"
+    code = f"import pathlib; from benchmarks import resources; resources.RESULTS = pathlib.Path({str(found)!r}); resources.main()"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     here, committed = ([json.loads(line) for line in path.read_text().splitlines()] for path in (found, COMMITTED))
     assert [line for line in here if line["spilled"]] == []

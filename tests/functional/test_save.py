@@ -1,6 +1,6 @@
 """`save="y"`: the output is kept for the backward in the place of the input, with the error that docs/theory.md predicts, (36)-(38).
 
-`python tests/test_save.py` prints the table of docs/measured.md.
+`python -m tests.functional.test_save` prints the table of docs/measured.md.
 """
 
 import gc
@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import compiled
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.testing import assert_close
@@ -25,6 +24,7 @@ from onepass.core.operands import NO_OPTIONAL
 from onepass.core.problem import bind
 from onepass.verify import cases, matrix, oracle
 from onepass.verify.cases import Case
+from tests.conftest import compiled
 
 BASE = {
     "layer_norm": {"shape": (3, 4, 2, 6)},

@@ -21,7 +21,7 @@ from onepass.backends.gpu import forward
 from onepass.core import device
 
 H200 = TARGETS["sm_90"][1]
-KERNELS = Path(onepass.__file__).parent / "kernels"
+KERNELS = Path(onepass.__file__).parent / "backends" / "gpu"
 
 
 def test_every_hand_over_stands_in_the_kernels_once():
@@ -60,8 +60,8 @@ def test_calls_hand_over_nothing_of_it():
 
 COMPILE = """
 import json, sys
-from onepass.bench import ring_stress
-from onepass.bench.resources import TARGETS
+from benchmarks import ring_stress
+from benchmarks.resources import TARGETS
 target, device = TARGETS["sm_90"]
 stresses = json.loads(sys.argv[1])
 print(json.dumps([ring_stress.source("one block", stress, device).compile(target).asm["ptx"] for stress in stresses]))

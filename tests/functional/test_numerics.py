@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import CPU_FAMILIES, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from onepass.dispatch import launchers
 from onepass.planning.registry import FAMILIES
 from onepass.verify import cases, matrix, oracle
 from onepass.verify.cases import CASES, Case
+from tests.conftest import CPU_FAMILIES, compiled
 
 DTYPES = [pytest.param(d, id=str(d).removeprefix("torch.")) for d in matrix.DTYPES]
 

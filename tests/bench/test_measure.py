@@ -20,7 +20,7 @@ from onepass.planning.explain import explain
 from onepass.verify import cases, oracle
 from onepass.verify.cases import Case
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TINY = Row(Case("layer_norm", (16, 64)), torch.bfloat16, 0.5)
 TINY_BACKWARD = replace(TINY, direction="backward")
 EAGER = {name: PROVIDERS[name] for name in ("onepass", "torch")}

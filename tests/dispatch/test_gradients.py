@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import CPU_FAMILIES
 
 import onepass
 from onepass.core import norms
@@ -12,6 +11,7 @@ from onepass.dispatch import launchers
 from onepass.planning.options import current_options
 from onepass.verify import cases
 from onepass.verify.cases import Case
+from tests.conftest import CPU_FAMILIES
 
 SMALL = [
     Case("layer_norm", (3, 4)),
