@@ -13,7 +13,7 @@ from . import bench_report, models_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--models", action="store_true", help="the table of whole models instead")
     parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
     parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
