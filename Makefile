@@ -32,8 +32,8 @@ ASAN := $(shell gcc -print-file-name=libasan.so 2>/dev/null):$(shell gcc -print-
 SANITIZED := LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 ONEPASS_CPU=c CC="gcc -fsanitize=address,undefined -fno-sanitize-recover=all -g"
 sanitize: $(READY)
 	$(SANITIZED) $(BIN)/python -m onepass.cli verify
-	$(SANITIZED) $(BIN)/python -m benchmarks.fuzz --count 500
-	$(SANITIZED) $(BIN)/python -W ignore -m benchmarks.fuzz_calls --count 5000
+	$(SANITIZED) $(BIN)/python -m benchmarks.random_problems --count 500
+	$(SANITIZED) $(BIN)/python -W ignore -m benchmarks.random_programs --count 5000
 
 clean:
 	rm -rf .venv

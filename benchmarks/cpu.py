@@ -21,11 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.bench import gate, record
+from onepass.bench import accuracy, record
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
-from onepass.verify import cases
-from onepass.verify.cases import Case, Operands
+from onepass.verify import calls, tensors
+from onepass.verify.cases import Case
+from onepass.verify.tensors import Operands
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -73,9 +74,9 @@ def title(case: Case) -> str:
     return " ".join(words) + ("" if len(case.shape) < 4 else " NHWC" if case.layout == "channels_last" else " NCHW")
 
 
-def by_torch(case: Case, t: Operands) -> Callable[[], cases.Output]:
+def by_torch(case: Case, t: Operands) -> Callable[[], calls.Output]:
     """What a user would write, with nothing around it."""
-    op = cases.OPS[case.op]
+    op = calls.OPS[case.op]
     norm: Callable[..., Tensor] = F.group_norm if case.op == "group_norm" else op.torch
     arguments = op.arguments(case, t)
     if t.residual is not None:
@@ -89,19 +90,19 @@ def _added(norm: Callable[..., Tensor], x: Tensor, residual: Tensor, *arguments:
     return norm(total, *arguments), total
 
 
-def _times(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Microseconds of each call, the calls taking turns."""
-    for call in calls.values():
+def _times(variants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Microseconds of each call, the variants taking turns."""
+    for call in variants.values():
         call()
         call()
     started = time.perf_counter()
-    for call in calls.values():
+    for call in variants.values():
         call()
-    repeat = max(1, int(1e-3 * len(calls) / max(time.perf_counter() - started, 1e-6)))  # a turn lasts a millisecond
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    repeat = max(1, int(1e-3 * len(variants) / max(time.perf_counter() - started, 1e-6)))  # a turn lasts a millisecond
+    found: dict[str, list[float]] = {name: [] for name in variants}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(found[next(iter(found))]) < 5:
-        for name, call in calls.items():
+        for name, call in variants.items():
             started = time.perf_counter()
             for _ in range(repeat):
                 call()
@@ -109,26 +110,26 @@ def _times(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, flo
     return {name: median(times) for name, times in found.items()}
 
 
-def _y(output: cases.Output) -> Tensor:
+def _y(output: calls.Output) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
 def measure(case: Case, dtype: torch.dtype, kb: int, compiled: bool, backward: bool, seconds: float) -> Iterator[Record]:
-    operands = cases.make(case, dtype, there=True)
-    calls: dict[str, Callable[[], Any]] = {"torch": by_torch(case, operands), "onepass": cases.bound(case, operands)}
+    operands = tensors.make(case, dtype, on_device=True)
+    variants: dict[str, Callable[[], Any]] = {"torch": by_torch(case, operands), "onepass": calls.onepass_call(case, operands)}
     if compiled:
         torch._dynamo.reset()
-        calls["compile"] = torch.compile(by_torch(case, operands))
+        variants["compile"] = torch.compile(by_torch(case, operands))
     shared = {"case": title(case), "dtype": record.dtype_name(dtype), "kb": kb, "threads": torch.get_num_threads(), "fused": fused(case)}
     with torch.no_grad():
         copy = torch.empty_like(operands.x)
-        times = _times({**calls, "copy": lambda: copy.copy_(operands.x)}, seconds)
+        times = _times({**variants, "copy": lambda: copy.copy_(operands.x)}, seconds)
     yield {**shared, "direction": "forward", **{f"{name}_us": round(us, 2) for name, us in times.items()}}
     if not backward:
         return
     inputs = [t.requires_grad_() for t in operands if t is not None and t is not operands.running_mean and t is not operands.running_var]
-    dy = cases.make_dy(operands, there=True)
-    graphs = {name: _y(call()) for name, call in calls.items() if name != "compile"}
+    dy = tensors.make_dy(operands, on_device=True)
+    graphs = {name: _y(call()) for name, call in variants.items() if name != "compile"}
     times = _times({n: partial(torch.autograd.grad, y, inputs, dy, retain_graph=True) for n, y in graphs.items()}, seconds)
     yield {**shared, "direction": "backward", **{f"{name}_us": round(us, 2) for name, us in times.items()}}
 
@@ -137,10 +138,10 @@ def errors() -> Iterator[tuple[str, float]]:
     """Of each case at 1 MB, its largest error as a fraction of the budget."""
     for dtype in DTYPES:
         for case in rows(1024, dtype):
-            operands = cases.make(case, dtype)
+            operands = tensors.make(case, dtype)
             with torch.no_grad():
-                outcome = gate.outcome(cases.by_onepass(case, operands), operands)
-            yield f"{title(case)} {record.dtype_name(dtype)}", gate.worst(case, operands, {"onepass": outcome})["onepass"]
+                outcome = accuracy.outcome(calls.by_onepass(case, operands), operands)
+            yield f"{title(case)} {record.dtype_name(dtype)}", accuracy.worst(case, operands, {"onepass": outcome})["onepass"]
 
 
 def mean(ratios: Sequence[float]) -> float:

@@ -33,8 +33,8 @@ from onepass.bench import record, timing
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
 
-from .variant import COMPILE, EAGER, MODES, Room, Variant, excess, total
-from .zoo import ENTRIES, Entry
+from .model_variant import COMPILE, EAGER, MODES, Room, Variant, excess, total
+from .model_zoo import ENTRIES, Entry
 
 BEFORE, AFTER = "before", "after"
 

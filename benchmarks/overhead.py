@@ -13,7 +13,7 @@ import torch
 from onepass.bench import measure, timing
 from onepass.bench.measure import Run
 from onepass.bench.providers import OURS, PROVIDERS
-from onepass.verify import cases
+from onepass.verify import tensors
 from onepass.verify.cases import Case
 
 SMALL = [
@@ -28,8 +28,8 @@ SMALL = [
 
 def runs(case: Case, device: str) -> Iterator[tuple[str, list[Run]]]:
     """Ours and torch's call: a forward without a graph, and a backward alone."""
-    operands, providers = cases.make(case, device=device), [PROVIDERS[name] for name in (OURS, "torch")]
-    dy = cases.make_dy(operands)
+    operands, providers = tensors.make(case, device=device), [PROVIDERS[name] for name in (OURS, "torch")]
+    dy = tensors.make_dy(operands)
     yield "forward", [measure.forward(provider, case, operands)[0] for provider in providers]
     yield "backward", [measure.backward(provider, case, operands, dy)[0] for provider in providers]
 

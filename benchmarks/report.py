@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onepass.bench import record
 
-from . import bench_report, models_report
+from . import report_models, report_suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     results, docs = ("models-h200.jsonl", "README.md") if args.models else ("bench-h200.jsonl", "docs/measured.md")
     results, docs = args.results or Path("results") / results, args.docs or Path(docs)
     old = docs.read_text()
-    new = (models_report if args.models else bench_report).updated(old, record.read(results))
+    new = (report_models if args.models else report_suite).updated(old, record.read(results))
     if old == new:
         print(f"{docs} is up to date with {results}")
         return 0

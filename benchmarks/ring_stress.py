@@ -37,7 +37,7 @@ from onepass.planning.choose import plan
 from onepass.planning.options import Options
 from onepass.verify.cases import Case
 
-from .ahead import build
+from .precompile import build
 from .stress import Watch, bits
 
 HANDOVERS = {  # what is late, by group of warps

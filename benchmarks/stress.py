@@ -25,19 +25,21 @@ from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
 from onepass import functional
-from onepass.bench import gate, record
+from onepass.bench import accuracy, record
 from onepass.bench.terminal import table
 from onepass.core import reference
 from onepass.core.device import describe
 from onepass.planning.options import CannotForce, force
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, oracle
-from onepass.verify.cases import Case, Operands, Output
+from onepass.verify import calls, oracle
+from onepass.verify.calls import Output
+from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
+from onepass.verify.tensors import Operands
 
-from . import drawn
-from .ahead import Families, prepare
-from .drawn import Problem
+from . import stress_problems
+from .precompile import Families, prepare
+from .stress_problems import Problem
 
 SHARING = ("team", "ring", "whole_set")  # programs of these wait for one another
 
@@ -82,9 +84,9 @@ def verdicts(
 ) -> dict[str, Verdict]:
     """A problem by every family; `before` is called before each run.
 
-    Example: `verdicts(drawn.draw(0, 17), "cpu", ["blockwise", None])["blockwise"].ok`
+    Example: `verdicts(stress_problems.draw(0, 17), "cpu", ["blockwise", None])["blockwise"].ok`
     """
-    operands = drawn.make(problem, device, seed)
+    operands = stress_problems.make(problem, device, seed)
     found: dict[str, Verdict] = {}
     results: dict[str, Given] = {}
     for family in families:
@@ -99,7 +101,7 @@ def verdicts(
         else:
             results[name] = first
             found[name] = Verdict(fault="" if _same(first, second) else "two runs gave different bits")
-    errors = gate.worst(problem.case, operands, {name: given.outcome for name, given in results.items()})
+    errors = accuracy.worst(problem.case, operands, {name: given.outcome for name, given in results.items()})
     for name, given in results.items():
         error = errors[name] if given.rstd is None else max(errors[name], _statistics(problem.case, operands, given))
         found[name] = found[name]._replace(error=error)
@@ -110,7 +112,7 @@ def _given(problem: Problem, operands: Operands, before: Callable[[], Any]) -> G
     statistics: list[Tensor | None] = []
 
     def run(case: Case, t: Operands) -> Output:
-        call: Any = cases.bound(case, t)
+        call: Any = calls.onepass_call(case, t)
         if not problem.stats:
             return call()
         result = call(return_stats=True)
@@ -134,13 +136,13 @@ def bits(t: Tensor) -> Tensor:
 def _statistics(case: Case, operands: Operands, given: Given) -> float:
     """The largest error of mean and rstd. The mean may be off by 8·ε times the mean of |x|, rstd by 8·ε·κ of itself, and half an ulp."""
     assert given.mean is not None and given.rstd is not None
-    x, spec = oracle.widened(operands).x, replace(cases.spec_of(case), activation="")
+    x, spec = oracle.widened(operands).x, replace(calls.spec_of(case), activation="")
     exact, size = reference.forward(spec, x, None, None), reference.forward(spec, x.abs(), None, None)
     assert exact.mean is not None and size.mean is not None
     plain = 8 * torch.finfo(given.rstd.dtype).eps
     kappa = 1 + exact.mean.abs() * exact.rstd
     allowed = (plain * size.mean, given.mean, exact.mean), (plain * kappa * exact.rstd, given.rstd, exact.rstd)
-    return max(gate._ratio(actual, value, off + oracle.half_ulp(value, actual.dtype)) for off, actual, value in allowed)
+    return max(accuracy._ratio(actual, value, off + oracle.half_ulp(value, actual.dtype)) for off, actual, value in allowed)
 
 
 class Busy:
@@ -343,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic mode asks of CUDA
     torch.use_deterministic_algorithms(True)  # else memory is not filled
     if args.only is not None:
-        problems = [drawn.draw(args.seed, args.only)]
+        problems = [stress_problems.draw(args.seed, args.only)]
     elif on_cuda:
         from triton.runtime import driver
 
@@ -351,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems, words = prepare(args.seed, args.count, device, families, args.kernels, target)
         say(words)
     else:
-        problems = [drawn.draw(args.seed, index) for index in range(args.count)]
+        problems = [stress_problems.draw(args.seed, index) for index in range(args.count)]
     run = Run(families, args.device, args.seed, say)
     failures = run(problems, args.minutes)
     say(f"{run.summary()}\n{failures} failures")

@@ -180,8 +180,8 @@ def test_the_package_does_not_import_what_only_developers_run():
 def test_benchmarks_start_from_the_root():
     """`python -m benchmarks.X` finds onepass and the other benchmarks. One process asks all of them for --help."""
     pytest.importorskip("triton")  # some of them compile kernels
-    sources = {path.stem: path.read_text() for path in (ROOT / "benchmarks").glob("*.py")}
-    names = [f"benchmarks.{name}" for name, text in sources.items() if "__main__" in text and "argparse" in text]
+    scripts = [path for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text() and "argparse" in path.read_text()]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in scripts]
     assert len(names) >= 8
     code = f"""
 import runpy, sys

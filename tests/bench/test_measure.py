@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import onepass.functional as O
-from benchmarks import ahead, bench_report, drawn, overhead, stress
-from onepass.bench import gate, measure, record, timing
+from benchmarks import overhead, precompile, report_suite, stress, stress_problems
+from onepass.bench import accuracy, measure, record, timing
 from onepass.bench.providers import PROVIDERS
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
 from onepass.cli import bench, main
 from onepass.planning.explain import explain
-from onepass.verify import cases, oracle
+from onepass.verify import calls, cases, oracle, tensors
 from onepass.verify.cases import Case
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_a_record():
 
 
 def test_a_residual_is_two_copies():
-    (ours,) = measure.measure(Row(Case("rms_norm", (16, 64), residual=True), torch.float32), providers={"onepass": cases.bound})
+    (ours,) = measure.measure(Row(Case("rms_norm", (16, 64), residual=True), torch.float32), providers={"onepass": calls.onepass_call})
     assert ours["copies"] == 2 and ours["bytes"] == 4 * 16 * 64 * 4 and ours["correct"]
 
 
@@ -76,8 +76,8 @@ def test_a_backward_record(case, copies, gradients):
     assert ours["copies"] == copies and ours["bytes"] == 2 * copies * 2 * ours["shape"][0] * prod(ours["shape"][1:])
     assert ours["fraction"] == pytest.approx(copies / (2 if case.residual else 1) * ours["copy_us"] / ours["us"], abs=1e-3)
     assert ours["gradient_bytes"] == 2 * gradients and ours["extra_bytes"] is None  # measured on a GPU
-    operands = cases.make(case, torch.bfloat16)
-    assert ours["plan"] == str(explain(cases.by_onepass, case, operands).backward) and torchs["plan"] is None
+    operands = tensors.make(case, torch.bfloat16)
+    assert ours["plan"] == str(explain(calls.by_onepass, case, operands).backward) and torchs["plan"] is None
     json.dumps(ours)
 
 
@@ -117,11 +117,11 @@ class Off(torch.autograd.Function):
 )
 def test_the_gate_finds_every_wrong_gradient(case, wrong, factor, monkeypatch):
     def provider(case, operands):
-        return cases.bound(case, operands._replace(**{wrong: Off.apply(getattr(operands, wrong), factor)}))
+        return calls.onepass_call(case, operands._replace(**{wrong: Off.apply(getattr(operands, wrong), factor)}))
 
-    monkeypatch.setattr(gate, "SLICE", 100)
+    monkeypatch.setattr(accuracy, "SLICE", 100)
     row = Row(case, torch.float32, direction="backward")
-    ours, torchs = measure.measure(row, providers={"onepass": provider, "torch": cases.bound})
+    ours, torchs = measure.measure(row, providers={"onepass": provider, "torch": calls.onepass_call})
     assert "wrong" in ours["error"] and not ours["correct"] and "us" not in ours
     assert torchs["correct"] and torchs["us"] > 0
 
@@ -138,7 +138,7 @@ def test_wrong_results_have_no_time():
     """Of ours; a peer's time stands, with its error."""
 
     def wrong(case, operands):
-        return lambda: cases.by_torch(case, operands) * 1.02
+        return lambda: calls.by_torch(case, operands) * 1.02
 
     ours, torchs = measure.measure(TINY, providers={"onepass": wrong, "torch": wrong})
     assert "wrong" in ours["error"] and not ours["correct"] and "us" not in ours
@@ -149,35 +149,35 @@ def test_what_raises_is_written_down():
     def broken(case, operands):
         raise NotImplementedError("no such kernel\nand more")
 
-    ours, torchs = measure.measure(TINY, providers={"onepass": cases.bound, "torch": broken})
+    ours, torchs = measure.measure(TINY, providers={"onepass": calls.onepass_call, "torch": broken})
     assert torchs["error"] == "NotImplementedError: no such kernel" and "us" not in torchs and ours["us"] > 0
 
 
 def test_every_provider_updates_running_statistics():
     row = Row(Case("batch_norm", (4, 6, 5, 5), "channels_last", running=True, wide=True), torch.float16)
     for result in measure.measure(row):
-        assert result["budget"] < 10, result  # the gate sees the statistics, and stale ones are off by thousands
-    stale = {"onepass": lambda case, operands: partial(cases.by_onepass, case, operands._replace(running_mean=None, running_var=None))}
+        assert result["budget"] < 10, result  # the accuracy check sees the statistics, and stale ones are off by thousands
+    stale = {"onepass": lambda case, operands: partial(calls.by_onepass, case, operands._replace(running_mean=None, running_var=None))}
     assert "error" in measure.measure(row, providers=stale)[0]
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.init != "inf" and case.shape[0]][::4], ids=lambda case: case.name)
 def test_the_gate_is_the_oracle_in_slices(case, monkeypatch):
-    monkeypatch.setattr(gate, "SLICE", 50)
-    operands = cases.make(case, torch.bfloat16)
-    dy = cases.make_dy(operands)
+    monkeypatch.setattr(accuracy, "SLICE", 50)
+    operands = tensors.make(case, torch.bfloat16)
+    dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
-    outcomes = {run.__name__: oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch)}
+    outcomes = {run.__name__: oracle.evaluate(case, operands, dy, run) for run in (calls.by_onepass, calls.by_torch)}
     worst = {name: oracle.worst(outcome, exact.value, exact.allowed) for name, outcome in outcomes.items()}
-    for name, error in gate.worst(case, operands, outcomes).items():
+    for name, error in accuracy.worst(case, operands, outcomes).items():
         assert error == pytest.approx(worst[name].forward, rel=1e-3)
-    for name, error in gate.worst(case, operands, outcomes, dy).items():
+    for name, error in accuracy.worst(case, operands, outcomes, dy).items():
         assert error == pytest.approx(worst[name].backward, rel=1e-3)
 
 
 def test_big_operands_are_drawn_in_their_dtype():
-    x = cases.make(Case("group_norm", (4, 8, 16, 16), "channels_last", groups=2), torch.float16, there=True).x
-    dy = cases.make_dy(cases.Operands(x), there=True)
+    x = tensors.make(Case("group_norm", (4, 8, 16, 16), "channels_last", groups=2), torch.float16, on_device=True).x
+    dy = tensors.make_dy(tensors.Operands(x), on_device=True)
     for t in (x, dy):
         assert t.dtype == torch.float16 and t.stride() == (2048, 1, 128, 8) and 0.9 < t.float().std() < 1.1
     assert not torch.equal(x, dy)
@@ -270,9 +270,9 @@ def made_up(suite=SUITE):
 
 def test_report():
     suite = (Row(Case("layer_norm", (4, 64)), torch.float16, 14, "us"), TINY)
-    text = bench_report.updated(f"before\n{bench_report.BEGIN}\nstale\n{bench_report.END}\nafter", list(made_up(suite)), suite)
-    assert text.startswith(f"before\n{bench_report.BEGIN}\nGPU, torch 2, triton 3, onepass 0, commit c, d.")
-    assert text.endswith(f"{bench_report.END}\nafter")
+    text = report_suite.updated(f"before\n{report_suite.BEGIN}\nstale\n{report_suite.END}\nafter", list(made_up(suite)), suite)
+    assert text.startswith(f"before\n{report_suite.BEGIN}\nGPU, torch 2, triton 3, onepass 0, commit c, d.")
+    assert text.endswith(f"{report_suite.END}\nafter")
     assert "| layer_norm 4x64 float16 | 9.0 | 10.0 (0.90; ≤ 14 µs ✓) | 123 | 50.0 | 7.0 / 7.0 | team |" in text
     assert "| 100 (0.09; ≥ 0.50, misses it by 0.41) | failed | **50.0** |" in text
     assert "Of 2 targets 1 are met; on 1 of 2 rows a peer is faster" in text
@@ -282,27 +282,27 @@ def test_report():
 def test_report_of_the_backward():
     """Between its own marks, where they are."""
     results = list(made_up((TINY, TINY_BACKWARD)))
-    without = f"{bench_report.BEGIN}\n{bench_report.END}"
-    text = f"{without}\nbetween\n{bench_report.BACKWARD_BEGIN}\nstale\n{bench_report.BACKWARD_END}\nafter"
-    updated = bench_report.updated(text, results, (TINY,), (TINY_BACKWARD,))
+    without = f"{report_suite.BEGIN}\n{report_suite.END}"
+    text = f"{without}\nbetween\n{report_suite.BACKWARD_BEGIN}\nstale\n{report_suite.BACKWARD_END}\nafter"
+    updated = report_suite.updated(text, results, (TINY,), (TINY_BACKWARD,))
     forward, between, backward = updated.partition("\nbetween\n")
-    assert between and forward == bench_report.updated(without, results, (TINY,)) and "2.5" not in forward and "stale" not in updated
+    assert between and forward == report_suite.updated(without, results, (TINY,)) and "2.5" not in forward and "stale" not in updated
     assert "| MB beside the gradients, onepass / torch / torch.compile |" in backward
     assert f"| {TINY_BACKWARD.name} |" in backward and "| team | 2.5 / 2.5 / 2.5 |" in backward
     with pytest.raises(ValueError, match=f"missing: {TINY_BACKWARD.name} by onepass"):
-        bench_report.updated(text, list(made_up((TINY,))), (TINY,), (TINY_BACKWARD,))
+        report_suite.updated(text, list(made_up((TINY,))), (TINY,), (TINY_BACKWARD,))
     with pytest.raises(ValueError, match="bench-backward:end"):
-        bench_report.updated(text.replace(bench_report.BACKWARD_END, ""), results, (TINY,), (TINY_BACKWARD,))
+        report_suite.updated(text.replace(report_suite.BACKWARD_END, ""), results, (TINY,), (TINY_BACKWARD,))
 
 
 def test_report_fails_on_a_missing_row():
     results = [r for r in made_up() if (r["row"], r["provider"]) != (SUITE[3].name, "torch.compile")]
     with pytest.raises(ValueError, match=f"1 results are missing: {SUITE[3].name} by torch.compile"):
-        bench_report.table(results)
+        report_suite.table(results)
     with pytest.raises(ValueError, match="several machines"):
-        bench_report.table([r | {"name": r["provider"]} for r in made_up()])
+        report_suite.table([r | {"name": r["provider"]} for r in made_up()])
     with pytest.raises(ValueError, match="bench:begin"):
-        bench_report.updated("no marks", list(made_up()))
+        report_suite.updated("no marks", list(made_up()))
 
 
 def test_report_command(tmp_path, capsys):
@@ -332,14 +332,16 @@ def test_the_documentation_is_that_of_the_results(monkeypatch):
 
 
 def test_problems_are_drawn_from_seed_and_index():
-    problems = [drawn.draw(3, index) for index in range(300)]
-    assert problems == [drawn.draw(3, index) for index in range(300)] and problems[:9] != [drawn.draw(4, index) for index in range(9)]
+    problems = [stress_problems.draw(3, index) for index in range(300)]
+    assert problems == [stress_problems.draw(3, index) for index in range(300)] and problems[:9] != [
+        stress_problems.draw(4, index) for index in range(9)
+    ]
     assert len({problem.name for problem in problems}) > 250
     sizes = sorted(prod(problem.case.shape) * problem.dtype.itemsize for problem in problems)
-    assert sizes[0] < 2**12 and sizes[len(sizes) * 3 // 4] < drawn.SMALL and sizes[-1] <= 1.2 * drawn.LARGE
+    assert sizes[0] < 2**12 and sizes[len(sizes) * 3 // 4] < stress_problems.SMALL and sizes[-1] <= 1.2 * stress_problems.LARGE
     assert {problem.dtype for problem in problems} == {torch.float16, torch.bfloat16, torch.float32}
     assert {problem.case.shape[0] == 1 for problem in problems} == {problem.stats for problem in problems} == {True, False}
-    first, again = (drawn.make(problems[0], "cpu") for _ in range(2))
+    first, again = (stress_problems.make(problems[0], "cpu") for _ in range(2))
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(first, again))
 
 
@@ -350,15 +352,15 @@ def test_few_kinds_of_kernels():
 
     device = TARGETS["sm_90"][1]
     known = set()
-    needed = [ahead.needs(0, device, [None, "aten"], index) for index in range(300)]
-    admitted = [job for job in (ahead.admit(known, kernels, 100) for kernels in needed) if job is not None]
+    needed = [precompile.needs(0, device, [None, "aten"], index) for index in range(300)]
+    admitted = [job for job in (precompile.admit(known, kernels, 100) for kernels in needed) if job is not None]
     assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
     assert not any(job.family == "aten" for jobs in admitted for job in jobs)
     job = admitted[0][0]
-    assert repr(ahead.sources(drawn.draw(0, job.index), device, job.family)[job.at]) in known
+    assert repr(precompile.sources(stress_problems.draw(0, job.index), device, job.family)[job.at]) in known
 
 
-SMALL = [problem for problem in map(partial(drawn.draw, 0), range(200)) if prod(problem.case.shape) < 2**14]
+SMALL = [problem for problem in map(partial(stress_problems.draw, 0), range(200)) if prod(problem.case.shape) < 2**14]
 
 
 @pytest.mark.parametrize("problem", SMALL[:24], ids=lambda problem: problem.name)
@@ -381,7 +383,7 @@ def test_stress_finds_what_is_wrong(part, monkeypatch):
 
     monkeypatch.setattr(O, "group_norm", off)
     case = Case("group_norm", (2, 3, 5, 12), groups=4, last=True)
-    problem = drawn.Problem(0, case, torch.float32, stats=True)
+    problem = stress_problems.Problem(0, case, torch.float32, stats=True)
     when = (0, 1)
     both = stress.verdicts(problem, "cpu", ["blockwise"])["blockwise"]
     assert not both.ok and not both.fault and both.error is not None and both.error > 10
@@ -393,19 +395,19 @@ def test_stress_finds_what_is_wrong(part, monkeypatch):
 
 def test_stress_finds_what_nobody_wrote(monkeypatch):
     monkeypatch.setattr(O, "group_norm", lambda x, *args, **kwargs: torch.empty_like(x))
-    problem = drawn.Problem(0, Case("group_norm", (2, 3, 5, 12), groups=4, last=True), torch.float32, stats=False)
+    problem = stress_problems.Problem(0, Case("group_norm", (2, 3, 5, 12), groups=4, last=True), torch.float32, stats=False)
     assert stress.verdicts(problem, "cpu", [None])["planner"].error == float("inf")
 
 
 def test_stress_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(drawn, "SMALL", 2**12)
-    monkeypatch.setattr(drawn, "LARGE", 2**13)
+    monkeypatch.setattr(stress_problems, "SMALL", 2**12)
+    monkeypatch.setattr(stress_problems, "LARGE", 2**13)
     monkeypatch.setattr(stress, "EVERY", 2)
     log = tmp_path / "results" / "stress.log"
     arguments = ["--device", "cpu", "--seed", "1", "--out", str(log)]
     assert stress.main([*arguments, "--count", "4"]) == 0
     assert "2/4 problems" in log.read_text() and "0 failures" in log.read_text() and capsys.readouterr().out == log.read_text()
-    wrong = drawn.draw(1, 3)
+    wrong = stress_problems.draw(1, 3)
 
     def verdicts(problem, device, families, *_):
         right = stress.Verdict(0.5)

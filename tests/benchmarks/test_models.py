@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import models, models_report, zoo
+from benchmarks import model_zoo, models, report_models
+from benchmarks.model_variant import MODES, Room, Step, Variant, excess
+from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
-from benchmarks.variant import MODES, Room, Step, Variant, excess
-from benchmarks.zoo import ENTRIES, Entry
 from onepass.bench import record
 from onepass.cli import main
 
@@ -30,7 +30,7 @@ class Toy(torch.nn.Module):
 
 def toy(training: bool) -> Entry:
     def inputs(model, small):
-        return (zoo._drawn(model, 2, 3, 8, 8),)
+        return (model_zoo._drawn(model, 2, 3, 8, 8),)
 
     return Entry("toy", "a toy", "json", lambda small: Toy(), inputs, forward, 1, training, channels_last=True)
 
@@ -123,7 +123,7 @@ def test_steps_of_a_cache():
     rewound = []
     entry = Entry("e", "e", "json", Toy, lambda model, small: (), lambda model: torch.zeros(()), 1, rewind=lambda: rewound.append(1))
     step = Step(entry, torch.nn.Identity(), (), entry.forward)
-    for _ in range(zoo.AHEAD + 1):
+    for _ in range(model_zoo.AHEAD + 1):
         step()
     assert len(rewound) == 2
     step.results()
@@ -160,10 +160,10 @@ def made_up():
 
 
 def test_the_table():
-    text = models_report.updated(f"before\n{models_report.BEGIN}\nstale\n{models_report.END}\nafter", list(made_up()))
+    text = report_models.updated(f"before\n{report_models.BEGIN}\nstale\n{report_models.END}\nafter", list(made_up()))
     assert (
-        text.startswith(f"before\n{models_report.BEGIN}\n| one step")
-        and text.endswith(f"{models_report.END}\nafter")
+        text.startswith(f"before\n{report_models.BEGIN}\n| one step")
+        and text.endswith(f"{report_models.END}\nafter")
         and "stale" not in text
     )
     assert f"| {ENTRIES[0].title} | 30.0 | 2.00 | 15.00× | 30.0 | failed | – | 1.50, 1.50; 1.50, – |" in text
@@ -174,16 +174,16 @@ def test_the_table():
 def test_the_table_fails_on_a_missing_row():
     results = [r for r in made_up() if (r["row"], r["provider"]) != (ENTRIES[3].name, "after")]
     with pytest.raises(ValueError, match=f"1 results are missing: {ENTRIES[3].name} after"):
-        models_report.table(results)
+        report_models.table(results)
     with pytest.raises(ValueError, match="several machines"):
-        models_report.table([r | {"name": r["provider"]} for r in made_up()])
+        report_models.table([r | {"name": r["provider"]} for r in made_up()])
     with pytest.raises(ValueError, match="small"):
-        models_report.table([r | {"small": True} for r in made_up()])
+        report_models.table([r | {"small": True} for r in made_up()])
 
 
 def test_report_command(tmp_path, capsys):
     docs, results = tmp_path / "README.md", tmp_path / "models.jsonl"
-    docs.write_text(f"{models_report.BEGIN}\n{models_report.END}")
+    docs.write_text(f"{report_models.BEGIN}\n{report_models.END}")
     record.write(results, made_up())
     arguments = ["report", "--models", "--results", str(results), "--docs", str(docs)]
     assert main.main([*arguments, "--check"]) == 1

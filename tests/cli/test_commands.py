@@ -8,7 +8,7 @@ import pytest
 
 from onepass.cli import demo, main
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, matrix
+from onepass.verify import calls, cases, matrix
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +24,7 @@ def test_run_of_the_readme():
     assert "forward   c" in result.stdout or "forward   blockwise" in result.stdout  # where there is no C compiler
 
 
-@pytest.mark.parametrize("op", cases.OPS)
+@pytest.mark.parametrize("op", calls.OPS)
 def test_run_every_norm(op, capsys):
     for extra in ([], ["--evaluate"] if op in ("batch_norm", "instance_norm") else ["--affine", "none"]):
         assert main.main(["run", op, "--shape", "3,8,4,5", "--groups", "4", "--verify", "--wide", "--dtype", "bfloat16", *extra]) == 0
@@ -62,7 +62,7 @@ def test_doctor(capsys):
 
 
 def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
-    monkeypatch.setattr("onepass.bench.cases.functional.rms_norm", lambda x, *args: x)
+    monkeypatch.setattr("onepass.bench.calls.functional.rms_norm", lambda x, *args: x)
     assert main.main(["doctor"]) == 1
     assert "BROKEN" in capsys.readouterr().out
 

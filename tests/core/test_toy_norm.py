@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import onepass
 from onepass.core.spec import NormSpec
 from onepass.dispatch import call, launchers
-from onepass.verify.cases import lay_out
+from onepass.verify.tensors import lay_out
 
 GROUPS = 3
 PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))

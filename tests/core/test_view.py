@@ -12,7 +12,7 @@ from onepass.cli import picture
 from onepass.core import norms, spec
 from onepass.core.problem import NormProblem, bind
 from onepass.core.view import ParamMap, View
-from onepass.verify.cases import lay_out
+from onepass.verify.tensors import lay_out
 
 
 def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of, modulation_of=lambda index: 0) -> NormProblem:

@@ -9,7 +9,7 @@ from onepass.core.operands import NO_OPTIONAL, SavedTensors
 from onepass.core.problem import bind
 from onepass.dispatch import launchers
 from onepass.planning.options import current_options
-from onepass.verify import cases
+from onepass.verify import calls, cases, tensors
 from onepass.verify.cases import Case
 from tests.conftest import CPU_FAMILIES
 
@@ -52,13 +52,13 @@ SMALL = [
 @pytest.mark.parametrize("family", [None, *CPU_FAMILIES])
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_gradcheck_and_gradgradcheck(case, family):
-    operands = cases.make(case, torch.float64)
+    operands = tensors.make(case, torch.float64)
     running = {name: t for name, t in operands._asdict().items() if name.startswith("running") and t is not None}
     inputs = {name: t.requires_grad_() for name, t in operands._asdict().items() if name not in running and t is not None}
 
     def f(*given):
         kept = {name: t.clone() for name, t in running.items()}
-        return cases.by_onepass(case, operands._replace(**kept, **dict(zip(inputs, given))))
+        return calls.by_onepass(case, operands._replace(**kept, **dict(zip(inputs, given))))
 
     try:
         with onepass.force(family):
@@ -118,9 +118,9 @@ def test_in_place_changes_are_caught():
 def test_outputs_may_be_changed_in_place(case, layout):
     """A norm, then ReLU(inplace=True)."""
     for dtype in (torch.float32, torch.bfloat16):
-        operands = cases.make(case, dtype)
-        x = cases.lay_out(operands.x.contiguous(), layout).detach().requires_grad_()
-        output = cases.by_onepass(case, operands._replace(x=x))
+        operands = tensors.make(case, dtype)
+        x = tensors.lay_out(operands.x.contiguous(), layout).detach().requires_grad_()
+        output = calls.by_onepass(case, operands._replace(x=x))
         sum(torch.relu_(y).sum() for y in (output if isinstance(output, tuple) else (output,))[:1]).backward()
 
 

@@ -13,8 +13,8 @@ import onepass.functional as O
 from onepass.core import norms
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands
 from onepass.dispatch import launchers, route
-from onepass.verify import composed
-from onepass.verify.cases import lay_out
+from onepass.verify import torch_norms
+from onepass.verify.tensors import lay_out
 
 C = 8
 
@@ -69,7 +69,7 @@ EXTRAS = {
     ),
     "switchable": (
         lambda x, w, b: O.switchable_norm(x, w[:3], b[:3], None, None, w, b, True),
-        lambda x, w, b: composed.switchable_norm(x, w[:3], b[:3], None, None, w, b, True, 0.1, 1e-5, True),
+        lambda x, w, b: torch_norms.switchable_norm(x, w[:3], b[:3], None, None, w, b, True, 0.1, 1e-5, True),
     ),
 }
 CALLS = [pytest.param(ours, _calls(F)[name], id=name) for name, ours in _calls(O).items()]

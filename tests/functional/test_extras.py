@@ -13,7 +13,8 @@ import onepass
 import onepass.functional as O
 from onepass.core.spec import ACTIVATIONS, GRANULARITIES
 from onepass.verify import matrix, oracle
-from onepass.verify.cases import Case, lay_out
+from onepass.verify.cases import Case
+from onepass.verify.tensors import lay_out
 from tests.conftest import CPU_FAMILIES
 
 BASE = {

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import onepass
 import onepass.functional as O
-from benchmarks import fuzz
+from benchmarks import random_problems
 from onepass.backends.c import launch, walk
 from tests.conftest import CPU_FAMILIES
 
@@ -239,11 +239,11 @@ def test_dweight_where_the_mean_is_large(by_torch, name, dtype, mean):
 
 
 def test_random_problems_reach_the_edges_of_blocks():
-    drawn = [fuzz.draw(0, index).case for index in range(6000)]
+    drawn = [random_problems.draw(0, index).case for index in range(6000)]
     assert {prod(case.shape) == 1 for case in drawn} == {False, True}
-    for edge in fuzz.EDGES:
+    for edge in random_problems.EDGES:
         for length in (edge - 1, edge, edge + 1):
-            assert any(length in case.shape for case in drawn) or not 0 < length < fuzz.MOST, length
+            assert any(length in case.shape for case in drawn) or not 0 < length < random_problems.MOST, length
         assert any(abs(length - edge) <= 1 for case in drawn for length in case.shape), edge
     for shape_of in (lambda case: case.shape[0], lambda case: case.shape[case.channel_dim]):
         assert sum(shape_of(case) == 1 for case in drawn) > 600  # one row, one channel
@@ -257,5 +257,5 @@ def test_the_edges_are_those_of_the_sources():
     defined = re.findall(r"(\w+) = (\d+)(?: << (\d+))?[,\s}]", "".join(re.findall(r"enum \{.*?\}", text)))
     sizes = {name: int(value) << int(shift or 0) for name, value, shift in defined}
     bytes_ = {"CACHED", "SPARE"}  # of a cache and of a buffer: no length of a block
-    assert {name: size for name, size in sizes.items() if name not in bytes_ and size not in fuzz.EDGES} == {}
-    assert len(sizes) > 12 and walk.SHORT in fuzz.EDGES and walk.NARROW in fuzz.EDGES
+    assert {name: size for name, size in sizes.items() if name not in bytes_ and size not in random_problems.EDGES} == {}
+    assert len(sizes) > 12 and walk.SHORT in random_problems.EDGES and walk.NARROW in random_problems.EDGES

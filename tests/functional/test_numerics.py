@@ -11,7 +11,7 @@ from onepass.core.device import describe
 from onepass.core.spec import ACTIVATIONS, GRANULARITIES
 from onepass.dispatch import launchers
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, matrix, oracle
+from onepass.verify import calls, cases, matrix, oracle, tensors
 from onepass.verify.cases import CASES, Case
 from tests.conftest import CPU_FAMILIES, compiled
 
@@ -37,7 +37,7 @@ def test_every_family_runs_somewhere(by_torch, monkeypatch):
 
 
 def _plans(case: Case):
-    explanation = onepass.explain(cases.by_onepass, case, cases.make(case))
+    explanation = onepass.explain(calls.by_onepass, case, tensors.make(case))
     return explanation.forward, explanation.backward
 
 
@@ -48,10 +48,10 @@ def test_no_worse_than_twice_torch(case, dtype):
 
     (With save="y" gradients are off by the rounding of y: that has a budget of its own, (36)-(38).)
     """
-    operands = cases.make(case, dtype)
+    operands = tensors.make(case, dtype)
     dy = torch.randn(case.shape).to(dtype)
     value = oracle.exact(case, operands, dy).value
-    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch))
+    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (calls.by_onepass, calls.by_torch))
     for name, exact, mine, other in zip(value._fields, value, ours, torchs):
         if exact is None or mine is None or other is None or not exact.numel():
             continue
@@ -64,7 +64,7 @@ def test_no_worse_than_twice_torch(case, dtype):
 @st.composite
 def problems(draw):
     """Any norm, shape, layout, dtype, grouping and affine."""
-    op = draw(st.sampled_from(list(cases.OPS)))
+    op = draw(st.sampled_from(list(calls.OPS)))
     trailing, channelwise = op in ("layer_norm", "rms_norm"), op in ("group_norm", "instance_norm", "batch_norm", "switchable_norm")
     groups = draw(st.integers(1, 4)) if op == "group_norm" else 1
     channels = groups * draw(st.integers(1, 5))
@@ -128,7 +128,7 @@ def test_blocks_and_merged_moments(monkeypatch):
 @pytest.mark.parametrize("family", CPU_FAMILIES)
 def test_bitwise_repeatable(family):
     for case in CASES:
-        operands, dy = cases.make(case, torch.bfloat16), torch.randn(case.shape).bfloat16()
+        operands, dy = tensors.make(case, torch.bfloat16), torch.randn(case.shape).bfloat16()
         try:
             with onepass.force(family):
                 first, second = (oracle.evaluate(case, operands, dy) for _ in range(2))
@@ -148,7 +148,7 @@ def test_strides_do_not_depend_on_earlier_calls():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_do_not_change_the_output(case, dtype):
-    operands = cases.make(case, dtype)
+    operands = tensors.make(case, dtype)
     with_grad, without = (oracle.evaluate(case, operands, dy).y for dy in (torch.randn(case.shape).to(dtype), None))
     assert torch.equal(with_grad.nan_to_num(), without.nan_to_num())
     assert with_grad.stride() == without.stride() == torch.empty_like(operands.x).stride()
@@ -156,7 +156,7 @@ def test_gradients_do_not_change_the_output(case, dtype):
 
 def test_inputs_are_untouched():
     for case in CASES:
-        operands = cases.make(case, torch.float32)
+        operands = tensors.make(case, torch.float32)
         before = [None if t is None else t.clone() for t in operands]
         oracle.evaluate(case, operands, torch.randn(case.shape))
         assert all(a is b is None or torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(operands, before)), case.name

@@ -22,7 +22,7 @@ from onepass import nn
 from onepass.core import norms, spec
 from onepass.core.operands import NO_OPTIONAL
 from onepass.core.problem import bind
-from onepass.verify import cases, matrix, oracle
+from onepass.verify import matrix, oracle, tensors
 from onepass.verify.cases import Case
 from tests.conftest import compiled
 
@@ -324,7 +324,7 @@ def test_compile_whole_and_save_y(memory_format):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided"])
 def test_opcheck(layout, dtype):
-    x = cases.lay_out(X.to(dtype), layout).requires_grad_()
+    x = tensors.lay_out(X.to(dtype), layout).requires_grad_()
     weight, bias = (torch.randn(6, dtype=dtype, requires_grad=True) for _ in range(2))
     definition = norms.group_norm(3, modulated=True, from_y=True)
     extras = NO_OPTIONAL._replace(scale=torch.randn(2, 6, dtype=dtype, requires_grad=True))
@@ -360,9 +360,9 @@ def test_explain_says_so():
 
 def _errors(case, dtype, mean, save="y"):
     """For dx and dweight, the worst error relative to the budget of save="x", and relative to the root mean square of the gradient."""
-    operands = cases.make(replace(case, save="y"), dtype)
+    operands = tensors.make(replace(case, save="y"), dtype)
     operands = operands._replace(x=(operands.x.double() + mean).to(dtype))
-    dy = cases.make_dy(operands)
+    dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
     outcome = oracle.evaluate(replace(case, save=save), operands, dy)
     budgets = oracle.worst(outcome, exact.value, exact.allowed).parts

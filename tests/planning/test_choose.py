@@ -16,7 +16,7 @@ from onepass.dispatch import launchers
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 from onepass.planning.registry import FAMILIES
-from onepass.verify.cases import lay_out
+from onepass.verify.tensors import lay_out
 
 CPU, GPU = Device("cpu"), Device("cuda", "any")
 

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch._functorch import config as functorch
 
 from onepass.planning.explain import explain
-from onepass.verify import cases, oracle
-from onepass.verify.cases import Case, Operands
+from onepass.verify import calls, oracle, tensors
+from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
+from onepass.verify.tensors import Operands
 
-from . import gate, timing
+from . import accuracy, timing
 from .providers import OURS, PROVIDERS, Provider
 from .record import Record, dtype_name, origin
 from .suite import Row
@@ -40,10 +41,10 @@ def measure(row: Row, device: str = "cpu", providers: Mapping[str, Provider] = P
 
 
 def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[Record]:
-    operands = cases.make(row.case, row.dtype, device, there=True)
-    dy = cases.make_dy(operands, there=True) if row.direction == "backward" else None
+    operands = tensors.make(row.case, row.dtype, device, on_device=True)
+    dy = tensors.make_dy(operands, on_device=True) if row.direction == "backward" else None
     runs, outcomes, errors = _first(row, operands, dy, providers)
-    budgets = gate.worst(row.case, operands, outcomes, dy)
+    budgets = accuracy.worst(row.case, operands, outcomes, dy)
     outcomes.clear()  # their memory is needed
     if budgets.get(OURS, 0) > 1:
         errors[OURS] = f"wrong: the largest error is {budgets[OURS]:.3g} of the budget"
@@ -61,7 +62,7 @@ def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[R
         record = common | {"provider": name, "plan": None}
         if name in budgets:
             record |= {"budget": budgets[name], "correct": budgets[name] <= 1}
-            record["plan"] = str(getattr(explain(cases.by_onepass, row.case, operands), row.direction)) if name == OURS else None
+            record["plan"] = str(getattr(explain(calls.by_onepass, row.case, operands), row.direction)) if name == OURS else None
         records.append(record | ({"error": errors[name]} if name in errors else _numbers(row, copy, measured[name]) | memory[name]))
     return records
 
@@ -93,7 +94,7 @@ def _first(
 def forward(provider: Provider, case: Case, operands: Operands) -> tuple[Run, Outcome]:
     """A provider's call, and what it gives."""
     run = provider(case, operands)
-    return run, gate.outcome(run(), operands)
+    return run, accuracy.outcome(run(), operands)
 
 
 def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> tuple[Run, Outcome]:

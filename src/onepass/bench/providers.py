@@ -8,8 +8,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from onepass.verify import cases
-from onepass.verify.cases import Case, Operands, Output
+from onepass.verify import calls
+from onepass.verify.calls import Output
+from onepass.verify.cases import Case
+from onepass.verify.tensors import Operands
 
 Provider = Callable[[Case, Operands], Callable[[], Output]]
 
@@ -17,8 +19,8 @@ Provider = Callable[[Case, Operands], Callable[[], Output]]
 def _torch(case: Case, t: Operands) -> Callable[[], Output]:
     """`by_torch`, bound where only an activation follows the norm: deciding what to call costs it 13 µs (2 x86-64 cores, 2026-11-15)."""
     if case.residual or case.modulate or case.offset or case.last or case.granularity != "element" or case.activation == "gelu_tanh":
-        return partial(cases.by_torch, case, t)
-    op = cases.OPS[case.op]
+        return partial(calls.by_torch, case, t)
+    op = calls.OPS[case.op]
     norm = partial(op.torch, t.x, *op.arguments(case, t))
     if not case.activation:
         return norm
@@ -28,10 +30,10 @@ def _torch(case: Case, t: Operands) -> Callable[[], Output]:
 
 def _compiled(case: Case, t: Operands) -> Callable[[], Output]:
     torch.compiler.reset()  # else a second shape of a norm might find the first one's code, or the limit of recompilations
-    return partial(torch.compile(partial(cases.by_torch, case), dynamic=False), t)
+    return partial(torch.compile(partial(calls.by_torch, case), dynamic=False), t)
 
 
 OURS = "onepass"
 
 
-PROVIDERS: dict[str, Provider] = {OURS: cases.bound, "torch": _torch, "torch.compile": _compiled}
+PROVIDERS: dict[str, Provider] = {OURS: calls.onepass_call, "torch": _torch, "torch.compile": _compiled}

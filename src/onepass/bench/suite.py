@@ -11,8 +11,9 @@ import torch
 
 from onepass.core.operands import OptionalOperands
 from onepass.core.problem import NormProblem, bind
-from onepass.verify import cases
-from onepass.verify.cases import Case, lay_out
+from onepass.verify import calls
+from onepass.verify.cases import Case
+from onepass.verify.tensors import lay_out
 
 from .record import dtype_name
 
@@ -167,11 +168,12 @@ BACKWARD_SUITE = (
 
 def problem_of(row: Row) -> NormProblem:
     """The row's problem, without its tensors."""
-    case, op = row.case, cases.OPS[row.case.op]
+    case = row.case
     x = lay_out(torch.empty(case.shape, dtype=row.dtype, device="meta"), case.layout, "meta")
     param = torch.empty(1, dtype=torch.float32 if case.wide else row.dtype, device="meta")
-    weight, bias = param if case.affine in ("both", "weight") else None, param if case.affine in ("both", "bias") and op.has_bias else None
+    weight = param if case.affine in ("both", "weight") else None
+    bias = param if case.affine in ("both", "bias") and case.takes_bias else None
     per_sample = param if case.modulate else None
-    given = case.evaluate and not cases.spec_of(case).mix
+    given = case.evaluate and not calls.spec_of(case).mix
     extras = OptionalOperands(x if case.residual else None, per_sample, per_sample)
-    return bind(cases.spec_of(case), x, weight, bias, given, case.running and not given, extras)
+    return bind(calls.spec_of(case), x, weight, bias, given, case.running and not given, extras)

@@ -14,12 +14,12 @@ from onepass.bench.providers import OURS, PROVIDERS
 from onepass.bench.record import Record
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row
 from onepass.bench.terminal import progress, table
-from onepass.verify import cases
+from onepass.verify import calls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
+    parser.add_argument("--op", choices=list(calls.OPS), help="only this norm")
     parser.add_argument("--direction", choices=["forward", "backward"], help="only this one")
     parser.add_argument("--only", default="", metavar="SUBSTRING", help="only rows with this in their name")
     parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="only this one; may be repeated")

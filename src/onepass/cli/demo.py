@@ -10,7 +10,7 @@ from onepass import __version__
 from onepass.bench import timing
 from onepass.bench.terminal import progress, table
 from onepass.planning.explain import explain
-from onepass.verify import cases, oracle
+from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 
 from . import picture
@@ -52,19 +52,19 @@ def run(args: argparse.Namespace) -> int:
     rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's", "forward", "torch", "with backward", "torch"]]
     within = True
     for case in progress(DEMO, len(DEMO), lambda case: case.name):
-        operands = cases.make(case)
-        dy = cases.make_dy(operands)
+        operands = tensors.make(case)
+        dy = tensors.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         ours, torchs = (
-            oracle.worst(oracle.evaluate(case, operands, dy, run), exact.value, exact.allowed) for run in (cases.by_onepass, cases.by_torch)
+            oracle.worst(oracle.evaluate(case, operands, dy, run), exact.value, exact.allowed) for run in (calls.by_onepass, calls.by_torch)
         )
         within &= max(ours.forward, ours.backward or 0) <= 1
-        plans = explain(cases.by_onepass, case, operands)
+        plans = explain(calls.by_onepass, case, operands)
         speed = timing.interleaved(
             [
                 lambda t=operands, c=case, f=run, g=gradient: oracle.evaluate(c, t, g, f)
                 for gradient in (None, dy)
-                for run in (cases.by_onepass, cases.by_torch)
+                for run in (calls.by_onepass, calls.by_torch)
             ]
         )
         rows.append(

@@ -13,7 +13,7 @@ from onepass.backends.c import library
 from onepass.core import device
 from onepass.dispatch import route
 from onepass.planning.explain import explain, grouped
-from onepass.verify import cases, oracle
+from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 
 from .words import layout_name
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{name}  {described.name or f'{torch.get_num_threads()} threads'}")
         if name == "cpu":
             print(f"  C kernels       {described.no_c or library.state()}")
-        for op in cases.OPS:
+        for op in calls.OPS:
             for layout in ("contiguous", "channels_last"):
                 case = Case(op, (2, 8, 6, 6), layout, groups=4)
                 trouble = _trouble(case, name)
@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
                 if trouble:
                     print(f"  {op:16}{layout_name(case):6}{trouble}")
                     continue
-                operands = cases.make(case, device=name)
-                plans = explain(cases.by_onepass, case, operands)
+                operands = tensors.make(case, device=name)
+                plans = explain(calls.by_onepass, case, operands)
                 print(f"  {op:16}{layout_name(case):6}ok  route {route.route(*operands[:3])}", end="; ")
                 print(f"{plans.forward}, backward {plans.backward}")
                 for plan in (plans.forward, plans.backward):
@@ -63,8 +63,8 @@ class _Seen(TorchDispatchMode):
 def _trouble(case: Case, name: str) -> str:
     """What is wrong with a small problem on a device, by the direct route and by the registered op; "" if nothing."""
     try:
-        operands = cases.make(case, device=name)
-        dy = cases.make_dy(operands)
+        operands = tensors.make(case, device=name)
+        dy = tensors.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
         with _Seen():

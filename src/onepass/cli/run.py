@@ -13,14 +13,14 @@ from onepass.core.spec import ACTIVATIONS, GRANULARITIES
 from onepass.planning.explain import explain
 from onepass.planning.options import force
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, matrix, oracle
+from onepass.verify import calls, cases, matrix, oracle, tensors
 from onepass.verify.cases import Case
 
 from .words import LAYOUTS, milliseconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", choices=list(cases.OPS))
+    parser.add_argument("op", choices=list(calls.OPS))
     parser.add_argument("--shape", required=True, type=lambda text: tuple(map(int, text.split(","))), help="for example 32,512,64,64")
     parser.add_argument("--layout", default="contiguous", choices=[*LAYOUTS, *cases.LAYOUTS])
     parser.add_argument("--groups", type=int, default=32, help="group_norm")
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     fields = {name: getattr(args, name) for name in Case.__dataclass_fields__}
     case = Case(**{**fields, "layout": LAYOUTS.get(args.layout, args.layout)})
-    operands = cases.make(case, getattr(torch, args.dtype), args.device, args.seed)
-    dy = cases.make_dy(operands, args.seed)
+    operands = tensors.make(case, getattr(torch, args.dtype), args.device, args.seed)
+    dy = tensors.make_dy(operands, args.seed)
     with force(args.family):
-        print(f"{case.name}\n\n{explain(cases.by_onepass, case, operands)}")
+        print(f"{case.name}\n\n{explain(calls.by_onepass, case, operands)}")
         y = oracle.evaluate(case, operands, None).y
         print(f"\ny: mean {y.double().mean():.4g}, standard deviation {y.double().std():.4g}, strides {y.stride()}")
         ok = _report_errors(case, operands, dy) if args.verify else True
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bool:
+def _report_errors(case: Case, operands: tensors.Operands, dy: torch.Tensor) -> bool:
     exact = oracle.exact(case, operands, dy)
     rows = [["", "largest error", "of the budget", "torch's, of the budget"]]
-    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (cases.by_onepass, cases.by_torch))
+    ours, torchs = (oracle.evaluate(case, operands, dy, run) for run in (calls.by_onepass, calls.by_torch))
     worst, torch_worst = (oracle.worst(outcome, exact.value, exact.allowed) for outcome in (ours, torchs))
     for name, outcome, value, error, other in zip(ours._fields, ours, exact.value, worst.parts, torch_worst.parts):
         if outcome is not None and value is not None and error is not None:
@@ -77,11 +77,11 @@ def _report_errors(case: Case, operands: cases.Operands, dy: torch.Tensor) -> bo
     return exact.disagreement <= 1 and max(worst.forward, worst.backward or 0) <= 1
 
 
-def _report_times(case: Case, operands: cases.Operands, dy: torch.Tensor) -> None:
+def _report_times(case: Case, operands: tensors.Operands, dy: torch.Tensor) -> None:
     rows = [["milliseconds", "onepass", "torch", "copy of x"]]
     for name, gradient in (("forward", None), ("with backward", dy)):
         runs: list[Callable[[], Any]] = [
-            lambda f=run, g=gradient: oracle.evaluate(case, operands, g, f) for run in (cases.by_onepass, cases.by_torch)
+            lambda f=run, g=gradient: oracle.evaluate(case, operands, g, f) for run in (calls.by_onepass, calls.by_torch)
         ]
         times = timing.interleaved([*runs, operands.x.clone])
         rows.append([name, *(f"{milliseconds(t.median)} ({milliseconds(t.low)}-{milliseconds(t.high)})" for t in times)])

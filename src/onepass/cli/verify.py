@@ -12,12 +12,12 @@ from onepass.bench import record
 from onepass.bench.record import dtype_name
 from onepass.bench.terminal import progress, table
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, matrix
+from onepass.verify import calls, cases, matrix
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--op", choices=list(cases.OPS), help="only this norm")
+    parser.add_argument("--op", choices=list(calls.OPS), help="only this norm")
     parser.add_argument("--dtype", choices=[dtype_name(d) for d in matrix.DTYPES], help="only this dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reasons", action="store_true", help="say why each family passes")

@@ -1,23 +1,8 @@
-"""The list of cases that feeds tests, `onepass verify` and benchmarks, and how a case becomes tensors and calls."""
+"""The list of cases that tests, `onepass verify` and benchmarks share."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from onepass import functional
-from onepass.core import norms
-from onepass.core.problem import accumulator
-from onepass.core.spec import NormSpec
-
-from . import composed
 
 LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded")
 
@@ -77,212 +62,17 @@ class Case:
         """The dimension whose size is the channels of a modulation."""
         return len(self.shape) - self.rank if self.op in ("layer_norm", "rms_norm") else len(self.shape) - 1 if self.last else 1
 
+    @property
+    def param_shape(self) -> tuple[int, ...]:
+        """The shape of weight and bias."""
+        if self.op not in ("layer_norm", "rms_norm"):
+            return (self.shape[self.channel_dim],)
+        shape = self.shape[-self.rank :]
+        return {"element": shape, "channel": shape[:1], "global": ()}[self.granularity]
 
-class Operands(NamedTuple):
-    x: Tensor
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None
-    residual: Tensor | None = None
-    scale: Tensor | None = None
-    shift: Tensor | None = None
-    mean_weight: Tensor | None = None
-    var_weight: Tensor | None = None
-
-    def to(self, dtype: torch.dtype) -> Operands:
-        """The same values in another dtype, in memory of their own, and in no graph."""
-        x, *rest = (None if t is None else t.detach().to(dtype, copy=True) for t in self)
-        assert x is not None
-        return Operands(x, *rest)
-
-
-class _Op(NamedTuple):
-    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # after x, of our function and of torch's
-    torch: Callable[..., Tensor]
-    spec: Callable[..., NormSpec]  # with the clauses of a case
-    params: Callable[[Case], tuple[int, ...]] = lambda c: (c.shape[c.channel_dim],)
-    has_bias: bool = True
-
-
-def _trailing(c: Case) -> tuple[int, ...]:
-    shape = c.shape[-c.rank :]
-    return {"element": shape, "channel": shape[:1], "global": ()}[c.granularity]
-
-
-OPS = {
-    "layer_norm": _Op(
-        lambda c, t: (t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
-        F.layer_norm,
-        lambda c, **clauses: norms.layer_norm(c.rank, c.eps, c.granularity, c.modulate, weight_offset=c.offset, **clauses),
-        _trailing,
-    ),
-    "rms_norm": _Op(
-        lambda c, t: (t.x.shape[-c.rank :], t.weight, c.eps),
-        F.rms_norm,
-        lambda c, **clauses: norms.rms_norm(c.rank, c.eps, c.modulate, weight_offset=c.offset, **clauses),
-        _trailing,
-        has_bias=False,
-    ),
-    "group_norm": _Op(
-        lambda c, t: (c.groups, t.weight, t.bias, c.eps),
-        composed.group_norm,
-        lambda c, **clauses: norms.group_norm(c.groups, c.eps, -1 if c.last else 1, c.modulate, **clauses),
-    ),
-    "instance_norm": _Op(
-        lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
-        F.instance_norm,
-        lambda c, **clauses: (norms.batch_norm if c.evaluate else norms.instance_norm)(c.eps, -1 if c.last else 1, c.modulate, **clauses),
-    ),
-    "batch_norm": _Op(
-        lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
-        F.batch_norm,
-        lambda c, **clauses: norms.batch_norm(c.eps, -1 if c.last else 1, c.modulate, **clauses),
-    ),
-    "layer_norm2d": _Op(
-        lambda c, t: (t.weight, t.bias, c.eps),
-        composed.layer_norm2d,
-        lambda c, **clauses: norms.layer_norm2d(c.eps, c.modulate, **clauses),
-    ),
-    "switchable_norm": _Op(
-        lambda c, t: (
-            *(t.mean_weight, t.var_weight, t.running_mean, t.running_var, t.weight, t.bias),
-            *(not c.evaluate, c.momentum, c.eps, c.using_bn),
-        ),
-        composed.switchable_norm,
-        lambda c, **clauses: norms.switchable_norm(len(c.shape) > 2, c.using_bn, c.eps, -1 if c.last else 1, c.modulate, **clauses),
-    ),
-}
-
-
-Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
-
-
-def bound(case: Case, t: Operands) -> Callable[[], Output]:
-    """The call of our function, with its arguments."""
-    keywords: dict[str, Any] = {}
-    if case.modulate:
-        keywords["modulate"] = t.scale, t.shift
-    if case.activation:
-        keywords["activation"] = case.activation
-    if case.offset:
-        keywords["weight_offset"] = case.offset
-    if case.granularity != "element":
-        keywords["granularity"] = case.granularity
-    if case.last:
-        keywords["channel_dim"] = -1
-    if case.save != "x":
-        keywords["save"] = case.save
-    arguments = OPS[case.op].arguments(case, t)
-    if t.residual is not None:
-        return partial(getattr(functional, f"add_{case.op}"), t.x, t.residual, *arguments, **keywords)
-    return partial(getattr(functional, case.op), t.x, *arguments, **keywords)
-
-
-def by_onepass(case: Case, t: Operands) -> Output:
-    return bound(case, t)()
-
-
-def by_torch(case: Case, t: Operands) -> Output:
-    """The same in torch's operations, one after the other."""
-    total = t.x if t.residual is None else t.x + t.residual
-    x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total  # else torch loses digits
-    weight, bias = (None if p is None else composed.per_element(p, case.granularity, x.shape[-case.rank :]) for p in (t.weight, t.bias))
-    weight = weight if weight is None or not case.offset else weight + case.offset
-    u = OPS[case.op].torch(x, *OPS[case.op].arguments(case, t._replace(x=x, weight=weight, bias=bias)))
-    y = composed.tail(u, t.scale, t.shift, 1 if case.last else case.channel_dim, case.activation)
-    y = y.movedim(1, -1) if case.last else y
-    return y if t.residual is None else (y, total)
-
-
-def spec_of(case: Case) -> NormSpec:
-    return OPS[case.op].spec(case, activation=case.activation, from_y=case.save == "y")
-
-
-def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, there: bool = False) -> Operands:
-    """The case's tensors: the same for the same seed, on every device. `there`: x and residual are normal, and drawn on the device."""
-    generator = torch.Generator().manual_seed(seed + zlib.crc32(case.name.encode()))
-    on_device = torch.Generator(device).manual_seed(generator.initial_seed())
-    op, mixes = OPS[case.op], case.op == "switchable_norm"
-    param_dtype = accumulator(dtype) if case.wide else dtype
-    spread = 0.5 if case.save == "x" else 0.2  # y is divided by weight and 1 + scale, so none is near zero
-
-    def param(wanted: bool, around: float, size: float, shape: tuple[int, ...] = op.params(case)) -> Tensor | None:
-        if not wanted:
-            return None
-        return (around + size * torch.randn(shape, generator=generator)).to(param_dtype).to(device)
-
-    def normal() -> Tensor:
-        if there:  # for 10⁹ elements, fp64 on the CPU takes a minute
-            return torch.randn(case.shape, generator=on_device, dtype=dtype, device=device)
-        return torch.randn(case.shape, generator=generator, dtype=torch.float64)
-
-    running = (case.running or case.evaluate) and case.using_bn
-    mean, var = param(running, 0.0, 0.5), param(running, 1.0, 0.1)
-    per_sample = (case.shape[0], case.shape[case.channel_dim]) if case.modulate else ()
-    residual = normal() if case.residual else None
-    x = normal() if there else _values(case, generator)
-    return Operands(
-        x=lay_out(x.to(dtype), case.layout, device),
-        weight=param(case.affine in ("both", "weight"), 1.0 - case.offset, spread),
-        bias=param(case.affine in ("both", "bias") and op.has_bias, 0.0, 0.5),
-        running_mean=mean,
-        running_var=None if var is None else var.abs(),
-        residual=None if residual is None else residual.to(dtype).to(device),
-        scale=param(case.modulate, 0.0, spread, per_sample),
-        shift=param(case.modulate, 0.0, 0.5, per_sample),
-        mean_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
-        var_weight=param(mixes, 0.0, 1.0, (2 + case.using_bn,)),
-    )
-
-
-def make_dy(operands: Operands, seed: int = 0, there: bool = False) -> Tensor:
-    """A gradient to send backward, in x's dtype and on its device. `there`: drawn on the device, with the strides that y has."""
-    if there:
-        return torch.empty_like(operands.x).normal_(generator=torch.Generator(operands.x.device).manual_seed(seed + 1))
-    generator = torch.Generator().manual_seed(seed + 1)
-    return torch.randn(operands.x.shape, generator=generator).to(operands.x.dtype).to(operands.x.device)
-
-
-def _values(case: Case, generator: torch.Generator) -> Tensor:
-    x = torch.randn(case.shape, generator=generator, dtype=torch.float64)
-    match case.init:
-        case "uniform":
-            return torch.rand(case.shape, generator=generator, dtype=torch.float64)
-        case "int":
-            return torch.randint(-8, 9, case.shape, generator=generator).double()
-        case "const":
-            return torch.full(case.shape, 3.0, dtype=torch.float64)
-        case "shifted":
-            return x + 1e4
-        case "one_inf":
-            x.view(-1)[x.numel() // 2 : x.numel() // 2 + 1] = torch.inf
-            return x
-        case "inf":
-            flat = x.view(-1)
-            flat[: min(3, flat.numel())] = torch.tensor([torch.inf, -torch.inf, torch.nan])[: min(3, flat.numel())]
-            return x
-    return x
-
-
-def lay_out(x: Tensor, layout: str, device: str = "cpu") -> Tensor:
-    """The values of a contiguous x in another memory layout."""
-    x = x.to(device)
-    match layout:
-        case "channels_last":
-            return x.movedim(1, -1).contiguous().movedim(-1, 1)
-        case "strided":  # every other element of the last dimension
-            return torch.stack((x, torch.full_like(x, torch.nan)), -1).flatten(-2)[..., ::2]
-        case "transposed":  # the first two dimensions swapped in memory
-            return x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 1 else x
-        case "reversed":  # all dimensions in the opposite order in memory
-            return x.permute(*range(x.dim() - 1, -1, -1)).contiguous().permute(*range(x.dim() - 1, -1, -1))
-        case "sliced":  # the middle third of a wider last dimension
-            edge = torch.full_like(x, torch.nan)
-            return torch.cat((edge, x, edge), -1)[..., x.shape[-1] : 2 * x.shape[-1]]
-        case "expanded":  # the first dimension repeated without memory
-            return x[:1].expand(x.shape)
-    return x
+    @property
+    def takes_bias(self) -> bool:
+        return self.op != "rms_norm"
 
 
 CASES = [

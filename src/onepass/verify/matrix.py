@@ -10,7 +10,7 @@ import torch
 from onepass.planning.options import CannotForce, force
 from onepass.planning.registry import FAMILIES
 
-from . import cases, oracle
+from . import cases, oracle, tensors
 from .cases import Case
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -45,14 +45,14 @@ def verify(
     """
     for case in which:
         for dtype in dtypes:
-            operands = cases.make(case, dtype, device, seed)
-            dy = cases.make_dy(operands, seed)
+            operands = tensors.make(case, dtype, device, seed)
+            dy = tensors.make_dy(operands, seed)
             exact = oracle.exact(case, operands, dy)
             for family in FAMILIES:
                 yield _cell(case, family.name, operands, dy, exact)
 
 
-def _cell(case: Case, family: str, operands: cases.Operands, dy: torch.Tensor, exact: oracle.Exact) -> Cell:
+def _cell(case: Case, family: str, operands: tensors.Operands, dy: torch.Tensor, exact: oracle.Exact) -> Cell:
     dtype = operands.x.dtype
     reasons: tuple[str, ...] = ()
     with force(family):

@@ -19,8 +19,10 @@ from onepass.core.moments import average
 from onepass.core.operands import OptionalOperands
 from onepass.core.problem import accumulator
 
-from . import cases
-from .cases import Case, Operands, Output
+from . import calls
+from .calls import Output
+from .cases import Case
+from .tensors import Operands
 
 Run = Callable[[Case, Operands], Output]
 
@@ -48,7 +50,7 @@ class Outcome(NamedTuple):
     dvar_weight: Tensor | None = None
 
 
-def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = cases.by_onepass) -> Outcome:
+def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = calls.by_onepass) -> Outcome:
     """Run a case, with its backward if dy is given. The operands are not touched."""
     running = {name: None if t is None else t.clone() for name, t in zip(("running_mean", "running_var"), operands[3:5])}
     if dy is None:
@@ -87,7 +89,7 @@ def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | 
     given = (t.running_mean, t.running_var) if case.evaluate else (None, None)
     if t.mean_weight is None or t.var_weight is None:
         return given, OptionalOperands()
-    norms = len(cases.spec_of(case).mix.split(","))
+    norms = len(calls.spec_of(case).mix.split(","))
     mean_share, var_share = (logits[-norms:].softmax(0) for logits in (t.mean_weight, t.var_weight))
     return (None, None), OptionalOperands(mean_weight=mean_share, var_weight=var_share, running_mean=given[0], running_var=given[1])
 
@@ -96,7 +98,7 @@ def _by_reference(case: Case, t: Operands) -> Output:
     """The first oracle: the definition, and running statistics by (12) and (13)."""
     given, mix = _statistics(case, t)
     extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
-    result = reference.forward(cases.spec_of(case), t.x, t.weight, t.bias, *given, extras)
+    result = reference.forward(calls.spec_of(case), t.x, t.weight, t.bias, *given, extras)
     if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
         if t.mean_weight is not None:  # the batch's own, not the mixture's
             var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
@@ -122,7 +124,7 @@ def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
     dtypes, wide, dy = dtypes_of(operands), widened(operands), dy.to(torch.float64)
     value = evaluate(case, wide, dy, _by_reference)
     # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
-    other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, cases.by_torch)
+    other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, calls.by_torch)
     tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
     disagreement = max(error for error in worst(other, value, tight).parts if error is not None)
     return Exact(value, _allowed(case, wide, dy, value, dtypes), disagreement / AGREEMENT)
@@ -157,7 +159,7 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
 
 def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
     """The budget without the half ulp: what computing in the accumulator of x's dtype may cost. Of a sum, it is the sum of its terms'."""
-    spec = cases.spec_of(case)
+    spec = calls.spec_of(case)
     axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
     result = reference.forward(replace(spec, activation=""), t.x, None, None, *given, mix)
     x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)

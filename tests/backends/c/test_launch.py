@@ -16,7 +16,7 @@ import torch
 
 import onepass
 import onepass.functional as F
-from benchmarks import fuzz
+from benchmarks import random_problems
 from onepass.backends.c import build, library
 from onepass.backends.c import problem as c_problem
 from onepass.dispatch import launchers
@@ -153,7 +153,7 @@ def threads():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", fuzz.DTYPES)
+@pytest.mark.parametrize("dtype", random_problems.DTYPES)
 def test_threads_do_not_change_bits(threads, layout, dtype):
     """Of each norm, at a size that is shared, forward and backward."""
     x = torch.randn(6, 48, 40, 40).to(dtype).to(memory_format=layout).requires_grad_()
@@ -299,7 +299,11 @@ def test_large_and_small_share_a_buffer():
 def test_random_problems(monkeypatch, start, threads):
     monkeypatch.setattr(c_problem, "_small", 0)
     launchers._known.clear()
-    wrong = {fuzz.draw(7, i).name: said for i in range(start, start + 40) if (said := fuzz.run(fuzz.draw(7, i), "c", i)) not in ("", "-")}
+    wrong = {
+        random_problems.draw(7, i).name: said
+        for i in range(start, start + 40)
+        if (said := random_problems.run(random_problems.draw(7, i), "c", i)) not in ("", "-")
+    }
     launchers._known.clear()
     assert not wrong
 
@@ -326,7 +330,7 @@ def test_sanitizers_find_nothing(tmp_path):
         "ONEPASS_CACHE": str(tmp_path),
         "ONEPASS_CPU": "c",
     }
-    command = [sys.executable, "-m", "benchmarks.fuzz", "--count", "60", "--seed", "3"]
+    command = [sys.executable, "-m", "benchmarks.random_problems", "--count", "60", "--seed", "3"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
 

@@ -10,7 +10,7 @@ import onepass.functional as O
 from onepass.backends.gpu.family import GpuFamily
 from onepass.planning.options import CannotForce
 from onepass.planning.registry import FAMILIES
-from onepass.verify import cases, oracle
+from onepass.verify import oracle, tensors
 from onepass.verify.cases import Case
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
@@ -69,8 +69,8 @@ SMALL = [
 
 def _run(case, dtype, family):
     """The worst error of a call and its gradients against the budget; of the call alone, or None, where the family says that it cannot."""
-    operands = cases.make(case, dtype)
-    dy = cases.make_dy(operands)
+    operands = tensors.make(case, dtype)
+    dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
     outcome = None
     for arriving in (dy, None):

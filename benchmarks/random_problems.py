@@ -1,7 +1,8 @@
 """Random problems of every kind by one family on the CPU, forward and backward, against the fp64 oracle.
 
-`python -m benchmarks.fuzz --count 10000`. Each problem follows from its seed and index alone; `--only INDEX` repeats one. Beside the
-error budget it is held that two numbers of threads give the same bits. `make sanitize` runs it with kernels compiled with sanitizers.
+`python -m benchmarks.random_problems --count 10000` checks each result against the error budget.
+It also checks that two numbers of threads give the same bits. `make sanitize` runs it with C kernels compiled with sanitizers.
+The seed and the index alone determine a problem, so `--only INDEX` repeats one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from onepass.backends.c import problem as c_problem
 from onepass.bench.record import dtype_name
 from onepass.planning.options import CannotForce, force
-from onepass.verify import cases, oracle
+from onepass.verify import calls, cases, oracle, tensors
 from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 
@@ -56,7 +57,7 @@ def draw(seed: int, index: int) -> Drawn:
     def maybe(chance: float) -> bool:
         return rng.random() < chance
 
-    op = rng.choice(tuple(cases.OPS))
+    op = rng.choice(tuple(calls.OPS))
     rows = op in ("layer_norm", "rms_norm")
     most = MOST if maybe(0.98) else 16 * MOST
     dims = rng.randint(2, 4) if rows else rng.randint(3, 5) if op == "layer_norm2d" else rng.randint(2, 5)
@@ -131,8 +132,8 @@ def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
 
 def run(problem: Drawn, family: str, index: int) -> str:
     """What is wrong with a problem by a family, or ""; "-" where the family, or torch, refuses it."""
-    operands = cases.make(problem.case, problem.dtype, seed=index)
-    dy = cases.make_dy(operands, index)
+    operands = tensors.make(problem.case, problem.dtype, seed=index)
+    dy = tensors.make_dy(operands, index)
     try:
         exact = oracle.exact(problem.case, operands, dy)
     except (RuntimeError, ValueError):  # torch refuses it, as we do: a set of one value, for example
@@ -163,7 +164,7 @@ def _differing(p: Outcome, q: Outcome) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.random_problems", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="the first index")

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from benchmarks import fuzz_calls
-from benchmarks.fuzz_calls import Outcome, Program, draw, judge, run
+from benchmarks.random_programs import calls, changes
+from benchmarks.random_programs.compare import judge
+from benchmarks.random_programs.program import Outcome, Program, draw
+from benchmarks.random_programs.run import run
 
 COUNT = 400
 
@@ -38,9 +40,9 @@ def test_judge():
 def test_programs_reach_everything():
     """Every kind of change is drawn, and each program is the same on every machine."""
     programs = [draw(0, index) for index in range(5000)]
-    assert {p.op for p in programs} == set(fuzz_calls.OPS)
-    assert {p.before for p in programs} == {"", *fuzz_calls.BEFORE}
-    assert {p.gradient for p in programs} == set(fuzz_calls.GRADIENTS)
-    assert {p.hook for p in programs} == {"", *fuzz_calls.HOOKS}
-    assert {p.between for p in programs} == {"", *fuzz_calls.BETWEEN} - {"x.data other values"}
+    assert {p.op for p in programs} == set(calls.OPS)
+    assert {p.before for p in programs} == {"", *changes.BEFORE}
+    assert {p.gradient for p in programs} == set(changes.GRADIENTS)
+    assert {p.hook for p in programs} == {"", *changes.HOOKS}
+    assert {p.between for p in programs} == {"", *changes.BETWEEN} - {"x.data other values"}
     assert draw(0, 17).name == draw(0, 17).name != draw(1, 17).name

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from onepass.bench.record import Record
 
-from .bench_report import all_of, between
+from .model_variant import COMPILE, EAGER
+from .model_zoo import ENTRIES, Entry
 from .models import PROVIDERS
-from .variant import COMPILE, EAGER
-from .zoo import ENTRIES, Entry
+from .report_suite import all_of, between
 
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 

@@ -18,8 +18,8 @@ from onepass.core.device import Device
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 
-from . import drawn
-from .drawn import Problem
+from . import stress_problems
+from .stress_problems import Problem
 
 Families = Sequence[str | None]  # None: the planner's own choice
 
@@ -52,7 +52,7 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
 
 def needs(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
     """The kernels of a problem, each with its compilation."""
-    problem = drawn.draw(seed, index)
+    problem = stress_problems.draw(seed, index)
     return {repr(source): Job(seed, index, family, at) for family in families for at, source in enumerate(sources(problem, device, family))}
 
 
@@ -80,7 +80,7 @@ def prepare(
         for index, needed in zip(batch, pool.map(partial(needs, seed, device, families), batch, chunksize=20)):
             jobs = admit(known, needed, most)
             if jobs is not None:
-                problems.append(drawn.draw(seed, index))
+                problems.append(stress_problems.draw(seed, index))
                 compiled += [pool.submit(_compile, job, device, target) for job in jobs]
     done, _ = wait(compiled, seconds)
     pool.shutdown(wait=False, cancel_futures=True)
@@ -90,7 +90,7 @@ def prepare(
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:
-    build(sources(drawn.draw(job.seed, job.index), device, job.family)[job.at], target)
+    build(sources(stress_problems.draw(job.seed, job.index), device, job.family)[job.at], target)
 
 
 def build(source: Any, target: Any) -> None:

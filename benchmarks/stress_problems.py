@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 
 from onepass.bench.record import dtype_name
-from onepass.verify import cases
-from onepass.verify.cases import Case, Operands, lay_out
+from onepass.verify import tensors
+from onepass.verify.cases import Case
+from onepass.verify.tensors import Operands, lay_out
 
 KINDS = 60
 
@@ -136,7 +137,7 @@ def _odd(n: float) -> int:
 def make(problem: Problem, device: str, seed: int = 0) -> Operands:
     """The problem's tensors, drawn on the device. The residual lies as x does, so that a kernel can add it."""
     case = problem.case
-    operands = cases.make(case, problem.dtype, device, seed + problem.index, there=True)
+    operands = tensors.make(case, problem.dtype, device, seed + problem.index, on_device=True)
     if case.init == "shifted":
         operands.x.add_(SHIFT[problem.dtype])
     elif case.init == "const":

@@ -1,4 +1,4 @@
-"""The gate before a benchmark: results against the definition in fp64, on the device and in slices, so that 10⁹ elements fit."""
+"""The accuracy before a benchmark: results against the definition in fp64, on the device and in slices, so that 10⁹ elements fit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from onepass.verify import cases, oracle
-from onepass.verify.cases import Case, Operands, Output
+from onepass.verify import calls, oracle
+from onepass.verify.calls import Output
+from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
+from onepass.verify.tensors import Operands
 
 SLICE = 2**24  # elements at a time; the oracle and its budget need about 200 bytes for each, 350 with gradients
 
@@ -64,7 +66,7 @@ def _at(t: Tensor | None, at: slice | EllipsisType) -> Tensor | None:
 
 def _slices(case: Case, x: Tensor) -> Iterator[slice]:
     """Along the first dimension, where no statistics are shared along it."""
-    spec = cases.spec_of(case)
+    spec = calls.spec_of(case)
     whole = spec.mix or case.running or not x.numel() or spec.factor(x.shape)[0].reduced
     step = len(x) if whole else max(1, SLICE * len(x) // x.numel())
     return (slice(start, start + step) for start in range(0, len(x), max(step, 1)))

@@ -19,7 +19,7 @@ from onepass.bench import timing
 from onepass.bench.record import Record, origin
 from onepass.patching import patch
 
-from .zoo import AHEAD, Entry
+from .model_zoo import AHEAD, Entry
 
 EAGER, COMPILE = MODES = ("eager", "compile")
 

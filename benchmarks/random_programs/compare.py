@@ -1,0 +1,115 @@
+"""Compares what a program gave by onepass with what it gave by torch, and says where the two may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .calls import FUSED
+from .changes import CONVERTING
+from .program import Outcome, Program
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}  # of the largest element
+
+
+def lenient(program: Program) -> bool:
+    """Whether we may compute where torch raises: it saves or checks what its own gradient does not need."""
+    return (
+        program.between == "bias in place"
+        or program.between.startswith("running")
+        or "zero" in (program.gradient, *program.before.split())
+        or program.layout == "expanded"
+    )
+
+
+def strict(program: Program) -> bool:
+    """Whether we may raise where torch computes, since what we save is not what torch saves.
+
+    - torch's instance_norm saves copies, and its group_norm of x in some layouts;
+    - a fused backward takes z from the bias again;
+    - torch's rms_norm saves x_hat, and its weight only where x needs a gradient;
+    - other norms of torch go on with tensors of other sizes or dtypes where the gradient that is wanted does not show it.
+    """
+    return (
+        (program.op.startswith("instance_norm") and bool(program.between))
+        or (program.context == "checkpoint" and program.between == "x.data strided")  # other tensors are saved the second time
+        or (program.layout != "contiguous" and program.between == "x in place")
+        or (program.op in FUSED and program.between == "bias in place")
+        or (program.op == "rms_norm" and program.between in ("x in place", "weight in place"))
+        or converts(program)
+    )
+
+
+def converts(program: Program) -> bool:
+    """Whether dtypes or sizes change between forward and backward."""
+    return program.hook in CONVERTING or program.between.endswith(CONVERTING)
+
+
+def by_torch(program: Program) -> Program:
+    """The program without what changes no value.
+
+    torch's group_norm reads other memory where x was laid out anew before a backward, or where a parameter or dy is a zero tensor; the
+    backward of its batch_norm where the weight is strided.
+    """
+    gradient = "zeros" if program.gradient == "zero" else program.gradient
+    hook = "same" if program.hook in ("clone", "strided", "numpy") else program.hook
+    before = f"{program.before}s" if program.before.endswith("zero") else program.before.replace("strided", "cloned")
+    between = "" if program.between.endswith("strided") else program.between
+    return replace(program, hook=hook, before=before, between=between, gradient=gradient)
+
+
+_ERRORS = (RuntimeError, TypeError, ValueError, IndexError)  # what torch's norms raise
+
+
+def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callable[[], Outcome]) -> str:
+    """What is wrong with our outcome, or "". Without torch's, it may be anything but a crash.
+
+    Where the two differ, `exact`, in float64, says who is nearer.
+    """
+    if torchs is None:
+        return "" if ours.error is None or isinstance(ours.error, _ERRORS) else f"we raise {ours.error!r:.150}"
+    if torchs.error is not None:
+        if ours.error is None:
+            return "" if lenient(program) else f"torch raises {torchs.error!r:.150}, we do not"
+        return "" if isinstance(ours.error, _ERRORS) else f"torch raises {torchs.error!r:.150}, we {ours.error!r:.150}"
+    if ours.error is not None:
+        return "" if strict(program) else f"torch does not raise, we {ours.error!r:.300}"
+    if converts(program):  # both promote, each in its own order
+        return ""
+    if torchs.values.keys() != ours.values.keys():
+        return f"torch has {sorted(torchs.values)}, we {sorted(ours.values)}"
+    half = program.dtype in (torch.float16, torch.bfloat16) or program.before.endswith(CONVERTING[:2])
+    compared = {name: t for name, t in torchs.values.items() if not (half and name.startswith("second"))}  # rounded twice
+    dtype = program.dtype if not half else torch.bfloat16
+    wrong = {name: error for name, t in compared.items() if (error := _differs(name, ours.values[name], t, dtype))}
+    if wrong and program.dtype != torch.float64:
+        right = exact().values
+        for name in [name for name in wrong if name in right]:
+            if _no_farther(ours.values[name], torchs.values[name], right[name]):
+                del wrong[name]
+    return "; ".join(wrong.values())
+
+
+def _no_farther(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
+    """Whether ours is at most four times as far from what is right as torch's: both round, in other orders."""
+    if not ours.shape == torchs.shape == right.shape or ours.dtype != torchs.dtype:
+        return False
+    distances = [(t.double() - right.double()).abs().nan_to_num(nan=torch.inf).max().item() for t in (ours, torchs)]
+    return distances[0] <= 4 * distances[1]
+
+
+def _differs(name: str, ours: Tensor, torchs: Tensor, dtype: torch.dtype) -> str:
+    if ours.shape != torchs.shape or ours.dtype != torchs.dtype or ours.device != torchs.device:
+        return f"{name}: {ours.dtype} {list(ours.shape)} {ours.device}, torch's {torchs.dtype} {list(torchs.shape)} {torchs.device}"
+    if ours.is_meta or not ours.numel():
+        return ""
+    a, b = ours.double(), torchs.double()
+    odd = ~b.isfinite()
+    if not torch.equal(~a.isfinite(), odd):
+        return f"{name}: {int((~a.isfinite()).sum())} elements are not finite, torch's {int(odd.sum())}"
+    size, error = (t[~odd].abs().max().item() if not odd.all() else 0.0 for t in (b, a - b))
+    allowed = max(TOLERANCE[ours.dtype], TOLERANCE[dtype]) * max(size, 1.0) * (10 if "second" in name else 1)
+    return "" if error <= allowed else f"{name}: off by {error:.3g}, allowed {allowed:.3g}"

@@ -1,0 +1,25 @@
+"""One program, run by torch and by onepass, and judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch.nn.functional as F
+
+from onepass import functional as O
+
+from .changes import CONVERTING
+from .compare import by_torch, judge
+from .program import draw, execute
+from .raw_ops import raw
+
+
+def run(seed: int, index: int, device: str = "cpu") -> str:
+    """What is wrong with a program, or ""."""
+    if index % 10 == 9:
+        return raw(seed, index, device)
+    program = draw(seed, index)
+    reference = by_torch(program)
+    torchs = None if program.freed else execute(reference, F, index, device=device)
+    exact = replace(reference, before="" if reference.before.endswith(CONVERTING[:3]) else reference.before)
+    return judge(program, torchs, execute(program, O, index, device=device), lambda: execute(exact, F, index, True, device))
