@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import onepass.functional as O
-from benchmarks import overhead, precompile, report_suite, stress, stress_problems
+from benchmarks import overhead, precompile, report, report_suite, stress, stress_problems
 from onepass.bench import accuracy, measure, record, timing
 from onepass.bench.providers import PROVIDERS
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
@@ -226,16 +226,16 @@ def test_bench_command(tmp_path, capsys, monkeypatch):
     other = Row(Case("rms_norm", (8, 32)), torch.float32)
     monkeypatch.setattr(bench, "SUITE", (TINY, other, Row(Case("layer_norm", (2**14, 2**12)), torch.float32)))
     monkeypatch.setattr(bench, "BACKWARD_SUITE", ())
-    assert main.main(["bench", "--device", "cpu", "--out", str(out), "--provider", "onepass", "--provider", "torch"]) == 0
+    assert main(["bench", "--device", "cpu", "--out", str(out), "--provider", "onepass", "--provider", "torch"]) == 0
     first = capsys.readouterr()
     assert "1 rows over 64 MB are skipped" in first.out and "≥ 0.50" in first.out and "2/2 rms_norm 8x32 float32" in first.err
     assert [(r["row"], r["provider"]) for r in record.read(out)] == [(row.name, name) for row in (TINY, other) for name in EAGER]
     kept = record.read(out)[:2]
-    assert main.main(["bench", "--only", "rms_norm", "--out", str(out)]) == 0
+    assert main(["bench", "--only", "rms_norm", "--out", str(out)]) == 0
     assert record.read(out)[:2] == kept and len(record.read(out)) == 5
-    assert main.main(["bench", "--op", "layer_norm", "--list"]) == 0
+    assert main(["bench", "--op", "layer_norm", "--list"]) == 0
     assert "268" in capsys.readouterr().out
-    assert main.main(["bench", "--only", "nothing"]) == 2
+    assert main(["bench", "--only", "nothing"]) == 2
 
 
 def test_bench_command_by_direction(tmp_path, capsys, monkeypatch):
@@ -243,7 +243,7 @@ def test_bench_command_by_direction(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "BACKWARD_SUITE", (TINY_BACKWARD,))
     out = tmp_path / "bench.jsonl"
     for directions in (["--direction", "backward"], ["--direction", "forward"], []):
-        assert main.main(["bench", "--provider", "onepass", "--out", str(out), *directions]) == 0
+        assert main(["bench", "--provider", "onepass", "--out", str(out), *directions]) == 0
     assert [r["row"] for r in record.read(out)] == [TINY_BACKWARD.name, TINY.name]
     assert "2/2 layer_norm 16x64 bfloat16 backward" in capsys.readouterr().err
 
@@ -252,7 +252,7 @@ def test_bench_command_fails_on_wrong_results(capsys, monkeypatch):
     monkeypatch.setattr(bench, "SUITE", (TINY,))
     monkeypatch.setattr(bench, "BACKWARD_SUITE", ())
     monkeypatch.setattr(bench, "PROVIDERS", {"onepass": lambda case, t: lambda: t.x})
-    assert main.main(["bench"]) == 1
+    assert main(["bench"]) == 1
     assert "FAILED layer_norm 16x64 bfloat16 by onepass: wrong" in capsys.readouterr().out
 
 
@@ -309,12 +309,12 @@ def test_report_command(tmp_path, capsys):
     docs, results = tmp_path / "measured.md", tmp_path / "bench.jsonl"
     docs.write_text((ROOT / "docs/measured.md").read_text())
     record.write(results, made_up((*BACKWARD_SUITE, *SUITE)))
-    arguments = ["report", "--results", str(results), "--docs", str(docs)]
-    assert main.main([*arguments, "--check"]) == 1
-    assert main.main(arguments) == 0
-    assert main.main([*arguments, "--check"]) == 0
+    arguments = ["--results", str(results), "--docs", str(docs)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
-    assert main.main([*arguments, "--check"]) == 2
+    assert report.main([*arguments, "--check"]) == 2
     assert SUITE[-1].name in capsys.readouterr().err
 
 
@@ -328,7 +328,7 @@ def test_overhead(capsys, monkeypatch):
 @pytest.mark.skipif(not (ROOT / "results/bench-h200.jsonl").exists(), reason="no results")
 def test_the_documentation_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main.main(["report", "--check"]) == 0
+    assert report.main(["--check"]) == 0
 
 
 def test_problems_are_drawn_from_seed_and_index():

@@ -27,7 +27,7 @@ def test_run_of_the_readme():
 @pytest.mark.parametrize("op", calls.OPS)
 def test_run_every_norm(op, capsys):
     for extra in ([], ["--evaluate"] if op in ("batch_norm", "instance_norm") else ["--affine", "none"]):
-        assert main.main(["run", op, "--shape", "3,8,4,5", "--groups", "4", "--verify", "--wide", "--dtype", "bfloat16", *extra]) == 0
+        assert main(["run", op, "--shape", "3,8,4,5", "--groups", "4", "--verify", "--wide", "--dtype", "bfloat16", *extra]) == 0
     assert "dx" in capsys.readouterr().out
 
 
@@ -41,35 +41,35 @@ def test_run_every_norm(op, capsys):
     ],
 )
 def test_run_with_extras(text, capsys):
-    assert main.main(["run", *text.split(), "--verify"]) == 0
+    assert main(["run", *text.split(), "--verify"]) == 0
     assert "y = " in capsys.readouterr().out
 
 
 def test_run_reports_bad_arguments(capsys):
-    assert main.main(["run", "group_norm", "--shape", "2,320,8,8", "--groups", "48"]) == 2
+    assert main(["run", "group_norm", "--shape", "2,320,8,8", "--groups", "48"]) == 2
     assert "nearest divisors of 320: 40, 64" in capsys.readouterr().err
 
 
 def test_run_fails_when_the_budget_is_broken(monkeypatch, capsys):
     monkeypatch.setattr("onepass.verify.oracle.half_ulp", lambda x, dtype: x * 0)
-    assert main.main(["run", "layer_norm", "--shape", "3,64", "--dtype", "bfloat16", "--verify"]) == 1
+    assert main(["run", "layer_norm", "--shape", "3,64", "--dtype", "bfloat16", "--verify"]) == 1
 
 
 def test_doctor(capsys):
-    assert main.main(["doctor"]) == 0
+    assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "All well." in out and "route direct" in out and "not aten" in out
 
 
 def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
-    monkeypatch.setattr("onepass.bench.calls.functional.rms_norm", lambda x, *args: x)
-    assert main.main(["doctor"]) == 1
+    monkeypatch.setattr("onepass.verify.calls.functional.rms_norm", lambda x, *args: x)
+    assert main(["doctor"]) == 1
     assert "BROKEN" in capsys.readouterr().out
 
 
 def test_verify_prints_a_matrix(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cases, "CASES", cases.CASES[:3])
-    assert main.main(["verify", "--dtype", "float16", "--reasons", "--out", str(tmp_path / "results" / "cells.jsonl")]) == 0
+    assert main(["verify", "--dtype", "float16", "--reasons", "--out", str(tmp_path / "results" / "cells.jsonl")]) == 0
     out = capsys.readouterr().out
     assert "layer_norm 64x257" in out and f"{3 * len(FAMILIES)} cells" in out and "0 failed" in out
     records = [json.loads(line) for line in (tmp_path / "results" / "cells.jsonl").read_text().splitlines()]
@@ -82,8 +82,8 @@ def test_an_empty_cell_without_a_reason_fails():
 
 
 def test_demo(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(main, "DEMO", [case for case in demo.DEMO if case.op in ("rms_norm", "layer_norm2d")])
-    assert main.main(["demo", "--picture", str(tmp_path / "norms.png")]) == 0
+    monkeypatch.setattr(demo, "DEMO", [case for case in demo.DEMO if case.op in ("rms_norm", "layer_norm2d")])
+    assert main(["demo", "--picture", str(tmp_path / "norms.png")]) == 0
     out = capsys.readouterr().out
     assert "layer_norm2d" in out and "add_rms_norm" in out and "within the budget" in out
     assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")

@@ -345,7 +345,7 @@ def test_a_node_that_is_called_directly(name, device):
     for dy in (torch.ones(3, device=device), torch.ones_like(y)[:1], torch.ones_like(y).half(), torch.ones(y.shape, device="meta")):
         node = y.grad_fn
         with pytest.raises(RuntimeError):
-            node.apply(dy, *[None] * 4) if type(node).__name__ == "_NormBackward" else node.apply(dy)
+            node.apply(dy, *[None] * 4) if type(node).__name__ == "NormBackward" else node.apply(dy)
 
 
 @pytest.mark.parametrize("device", DEVICES)

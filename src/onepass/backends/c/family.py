@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches, Training
-from onepass.backends.torch_ops.cost import torch_cost
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 

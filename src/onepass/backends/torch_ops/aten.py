@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core.arithmetic import affine, normalize
 from onepass.core.device import Device
@@ -23,7 +24,6 @@ from onepass.core.reference import Axes
 from onepass.core.view import contiguous_stride, laid_out
 
 from .aten_support import unsupported, variant
-from .cost import torch_cost
 
 
 class _Rows:

@@ -60,7 +60,7 @@ def unsupported(problem: NormProblem, device: Device, direction: Direction) -> l
     elif problem.track:
         reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
     if kernel in ("rows", "row_groups") and not problem.spec.eps:
-        reasons.append("without an eps, torch's row kernels make NaN of a constant set, where its batch_norm has 0")
+        reasons.append("without an eps, torch's row kernels make NaN of a constant set, where the other kernels have 0")
     if direction == BACKWARD and kernel == "rows" and half:
         reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
     if direction == BACKWARD and problem.addends and half:

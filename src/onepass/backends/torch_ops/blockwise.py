@@ -14,6 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core.arithmetic import PostAffine, affine, affine_inverse, input_gradient, normalize
 from onepass.core.device import Device
@@ -22,8 +23,6 @@ from onepass.core.moments import Moments, inverse_deviation, merge_pair, moments
 from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap, View, contiguous_stride, laid_out
-
-from .cost import torch_cost
 
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches
 from onepass.core import reference
 from onepass.core.device import Device
 from onepass.core.operands import Gradients, OptionalOperands, Result, SavedTensors
 from onepass.core.problem import NormProblem
-
-from .cost import torch_cost
 
 
 class Reference(Family):

@@ -1,4 +1,4 @@
-"""What torch operations cost, and the reasons that several families share."""
+"""What the families on the CPU and those of torch operations cost."""
 
 from __future__ import annotations
 
