@@ -256,6 +256,6 @@ def test_the_edges_are_those_of_the_sources():
     text = "".join(path.read_text() for path in (Path(launch.__file__).parent / "src").glob("*.h"))
     defined = re.findall(r"(\w+) = (\d+)(?: << (\d+))?[,\s}]", "".join(re.findall(r"enum \{.*?\}", text)))
     sizes = {name: int(value) << int(shift or 0) for name, value, shift in defined}
-    bytes_ = {"CACHED", "SPARE"}  # of a cache and of a buffer: no length of a block
+    bytes_ = {"CACHE_BYTES", "SPARE_BYTES"}  # of a cache and of a buffer: no length of a block
     assert {name: size for name, size in sizes.items() if name not in bytes_ and size not in random_problems.EDGES} == {}
     assert len(sizes) > 12 and walk.SHORT in random_problems.EDGES and walk.NARROW in random_problems.EDGES

@@ -1,7 +1,8 @@
-"""The C kernels as a library: compiled on first use for the machine it runs on, and kept for the next process.
+"""Compile the C kernels on first use, for this machine, and load them.
 
-A cached library is named after all it depends on (source, compiler, flags, CPU). `cache` knows how to keep and load it.
-Whatever goes wrong is an `Unavailable` with the reason. A process remembers it, and does not try again.
+`cache` keeps the compiled library for later processes.
+Its name is a hash of the sources, the compiler, the flags and the CPU.
+Every failure raises `Unavailable` with a reason. A process remembers the reason and does not try again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,25 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from .cache import ANOTHER_PLACE, Unavailable, Unusable, fcntl, load, lock, make_way, open_folder, say, scratch_prefix, sweep
+from .cache import (
+    CACHE_HINT,
+    Unavailable,
+    Unusable,
+    check_replaceable,
+    fcntl,
+    load,
+    lock,
+    open_folder,
+    print_to_terminal,
+    remove_leftovers,
+    scratch_prefix,
+)
 
 SOURCES = Path(__file__).parent / "src"
 
 
-# No fast-math: sums keep their order, infinities and NaN their meaning. Contraction makes a·b + c one rounding instead of two.
+# Without fast-math, sums keep their order, and infinities and NaN their meaning.
+# Contraction rounds a·b + c once, not twice.
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -42,85 +56,86 @@ FLAGS = (
 )
 
 
-FOR_THIS_MACHINE = ("-march=native", "-mcpu=native", "")  # the first with which the compiler works
+MACHINE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
-LIMIT = 120  # seconds that a process spends at most, waiting for another process and compiling together
+LIMIT = 120  # seconds that a process waits for another process and compiles, in total
 
 
-class _Once:
-    """Calls a function once in a process, whatever comes of it, and from however many threads."""
+class _LoadOnce:
+    """Calls a function once in a process and remembers the library or the reason. It is safe to call from any thread."""
 
-    def __init__(self, find: Callable[[], ctypes.CDLL]) -> None:
-        self._find = find
+    def __init__(self, load_or_compile: Callable[[], ctypes.CDLL]) -> None:
+        self._load_or_compile = load_or_compile
         self.cache_clear()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
+            os.register_at_fork(after_in_child=self._renew_lock)
 
     def cache_clear(self) -> None:
-        self._found: ctypes.CDLL | str | None = None
+        self._outcome: ctypes.CDLL | str | None = None
         self._lock = threading.RLock()
 
-    def _forked(self) -> None:
-        self._lock = threading.RLock()  # its owner may be a thread that the child does not have
+    def _renew_lock(self) -> None:
+        self._lock = threading.RLock()  # the thread that held the old one may not exist in a forked child
 
     def __call__(self) -> ctypes.CDLL:
-        """The kernels, loaded. The first call on a machine compiles them.
+        """Return the loaded kernels. The first call on a machine compiles them.
 
         Example: `build.library().onepass_forward`
         """
         with self._lock:
-            first = self._found is None
-            if self._found is None:
+            first = self._outcome is None
+            if self._outcome is None:
                 try:
-                    self._found = self._find()
+                    self._outcome = self._load_or_compile()
                 except Unavailable as reason:
-                    self._found = str(reason)
-                except Exception as error:  # torch's operations still work, so no error here may reach every call
-                    self._found = f"the kernels cannot be compiled or loaded: {type(error).__name__}: {error}"
-            if isinstance(self._found, str):
-                raise Unavailable(self._found, first)
-            return self._found
+                    self._outcome = str(reason)
+                except Exception as error:  # torch's operations still work, so no error here may make calls fail
+                    self._outcome = f"the kernels cannot be compiled or loaded: {type(error).__name__}: {error}"
+            if isinstance(self._outcome, str):
+                raise Unavailable(self._outcome, first)
+            return self._outcome
 
 
-def _find() -> ctypes.CDLL:
+def _load_or_compile() -> ctypes.CDLL:
     if fcntl is None:
-        raise Unavailable("C kernels are for Linux and macOS: here nobody can tell who may change a compiled library")
+        raise Unavailable("C kernels are for Linux and macOS: on this system onepass cannot check who may change a compiled library")
     compiler = _compiler()
-    place = _place()
-    path = place / f"cpu-{_key(compiler)}.so"
-    folder = open_folder(place)
+    directory = _cache_directory()
+    path = directory / f"cpu-{_key(compiler)}.so"
+    folder = open_folder(directory)
     try:
         try:
             return load(folder, path)
         except Unusable as error:
             unusable = error
         try:
-            return _load_or_compile(compiler, folder, path)
+            return _compile_locked(compiler, folder, path)
         except Unavailable as error:
             raise Unavailable(f"{error}; {unusable}" if str(unusable) else str(error)) from None
     finally:
         os.close(folder)
 
 
-def _load_or_compile(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
+def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
+    """Compile and load the library while this process holds the lock, unless another process has just compiled it."""
     deadline = monotonic() + LIMIT
-    with lock(folder, path.parent, deadline) as alone:
+    with lock(folder, path.parent, deadline) as locked:
         try:
-            return load(folder, path)  # another process has compiled it in the meantime
+            return load(folder, path)  # another process compiled it while this one waited
         except Unusable:
-            make_way(path)
-            sweep(path.parent, alone)
+            check_replaceable(path)
+            remove_leftovers(path.parent, locked)
             _compile(compiler, path, deadline)
-            sweep(path.parent, alone)  # a compiler whose process was killed may have written on
+            remove_leftovers(path.parent, locked)  # a compiler whose parent was killed may have continued to write
             return load(folder, path)
 
 
-library = _Once(_find)
+library = _LoadOnce(_load_or_compile)
 
 
 def _compiler() -> list[str]:
-    """The command that $CC names, or cc, gcc or clang."""
+    """The command in $CC, or the first of cc, gcc and clang that exists."""
     value = os.environ.get("CC", "")
     try:
         named = shlex.split(value)
@@ -133,20 +148,19 @@ def _compiler() -> list[str]:
     raise Unavailable(f"there is no C compiler ({named[0] if named else 'cc, gcc or clang'})")
 
 
-def _place() -> Path:
-    """The folder where libraries are kept."""
+def _cache_directory() -> Path:
     root = os.environ.get("ONEPASS_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "onepass")
-    place = os.path.expanduser(root)
-    if place.startswith("~"):
-        raise Unavailable(f"no place for the compiled kernels: {root} cannot be expanded, since HOME is not set; {ANOTHER_PLACE}")
-    return Path(place)
+    expanded = os.path.expanduser(root)
+    if expanded.startswith("~"):
+        raise Unavailable(f"no place for the compiled kernels: {root} cannot be expanded, since HOME is not set; {CACHE_HINT}")
+    return Path(expanded)
 
 
 def _key(compiler: list[str]) -> str:
-    """A name for all that a library depends on."""
+    """A hash of everything that a library depends on."""
     try:
         state = os.stat(compiler[0])
-        parts = [*map(str, compiler), str(state.st_size), str(state.st_mtime_ns), *FLAGS, *FOR_THIS_MACHINE, _cpu()]
+        parts = [*map(str, compiler), str(state.st_size), str(state.st_mtime_ns), *FLAGS, *MACHINE_FLAGS, _cpu()]
         digest = sha256("\n".join(parts).encode(errors="surrogateescape"))
         sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
         for path in sources:
@@ -159,7 +173,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native depends on: the first processor's model and features, as the system tells."""
+    """What -march=native depends on: the model and features of the first processor, as the system reports them."""
     words = [platform.system(), platform.machine()]
     try:
         with open("/proc/cpuinfo", errors="replace") as file:
@@ -175,75 +189,80 @@ def _cpu() -> str:
 
 def _compile(compiler: list[str], path: Path, deadline: float) -> None:
     started = monotonic()
-    say(f"onepass: compiling the CPU kernels with {compiler[0]}, once …")
+    print_to_terminal(f"onepass: compiling the CPU kernels with {compiler[0]}, once …")
     scratch = None
     try:
-        # No TemporaryDirectory: a child forked meanwhile would remove it when it ends.
+        # Not a TemporaryDirectory: a child that is forked now would remove it when the child exits.
         scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix())
         built = Path(scratch) / path.name
         _run_compiler(compiler, built, deadline)
         digest = built.with_suffix(".sha256")
         digest.write_text(sha256(built.read_bytes()).hexdigest())
-        for new, kept in ((digest, path.with_suffix(".sha256")), (built, path)):
-            new.chmod(new.stat().st_mode & ~0o022)  # a umask of 002 would let the group write
-            os.replace(new, kept)
+        for new, final in ((digest, path.with_suffix(".sha256")), (built, path)):
+            new.chmod(new.stat().st_mode & ~0o022)  # with a umask of 002 the group could write it
+            os.replace(new, final)
     except OSError as error:
-        raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {ANOTHER_PLACE}") from None
+        raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
     finally:
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
-        say(f" {monotonic() - started:.1f} s\n")
+        print_to_terminal(f" {monotonic() - started:.1f} s\n")
 
 
 def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
-    """Compile for this machine, or, where the compiler fails with that, for any machine of its kind. All tries share one limit."""
-    said = ""
-    for machine in FOR_THIS_MACHINE:
+    """Compile for this machine or, if that fails, for any machine of its architecture. All attempts share one deadline."""
+    failure = ""
+    for machine in MACHINE_FLAGS:
         left = max(deadline - monotonic(), 0.0)
         command = [*compiler, *FLAGS, *([machine] if machine else []), str(SOURCES / "onepass.c"), "-o", str(built), "-lm"]
         try:
-            code, saying = _run(command, built.parent, left)
+            code, output = _run(command, built.parent, left)
         except subprocess.TimeoutExpired:
-            said = said or f"it did not end within {left:.0f} s"
+            failure = failure or f"it did not end within {left:.0f} s"
             break
         if code == 0 and built.is_file():
-            if _whole(built.read_bytes()):
+            if _is_complete(built.read_bytes()):
                 return
-            saying = saying or "it wrote half a library"
-        said = said or saying or (f"it was killed by signal {-code}" if code < 0 else "it said nothing")
-        if "No space left on device" in saying:
+            output = output or "it wrote half a library"
+        failure = failure or output or (f"it was killed by signal {-code}" if code < 0 else "it said nothing")
+        if "No space left on device" in output:
             break
-    raise Unavailable(f"{shlex.join(compiler)} failed: {' '.join(said.split())[-300:]}")
+    raise Unavailable(f"{shlex.join(compiler)} failed: {' '.join(failure.split())[-300:]}")
 
 
-def _whole(library: bytes) -> bool:
-    """Whether an ELF file of 64 bits is as long as it says: loading half of one would end the process. Of others nothing is known."""
+def _is_complete(library: bytes) -> bool:
+    """Whether a 64-bit ELF file is as long as its header says. Loading half of one would crash the process.
+
+    Files in other formats count as complete.
+    """
     if len(library) < 64 or library[:5] != b"\x7fELF\x02":
         return True
-    offset, entry, count = (*struct.unpack_from("=Q", library, 40), *struct.unpack_from("=2H", library, 58))  # of the sections, at the end
+    # The section headers are at the end of the file.
+    offset, entry, count = (*struct.unpack_from("=Q", library, 40), *struct.unpack_from("=2H", library, 58))
     return offset + entry * count <= len(library)
 
 
 def _run(command: list[str], scratch: Path, seconds: float) -> tuple[int, str]:
-    """The exit status of a compiler and what it said. When time is up, the programs that it has started end with it."""
-    # What it says goes to a file: the end of a pipe would be waited for as long as any program that it started lives.
-    with _memory() as said:
-        env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}  # its temporary files go with the folder, even if it is killed
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, env=env)
+    """Run a compiler and return its exit status and output. At the timeout, kill it and the programs that it started."""
+    # The output goes to a file. A pipe would stay open as long as any program that the compiler started.
+    with _temporary_file() as output:
+        # Removing `scratch` also removes the compiler's temporary files.
+        env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env)
         try:
             code = process.wait(seconds)
-        except BaseException:  # time is up, or someone pressed Ctrl-C
+        except BaseException:  # the timeout, or Ctrl-C
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)
             raise
-        said.seek(0)
-        return code, said.read().decode(errors="replace").strip()
+        output.seek(0)
+        return code, output.read().decode(errors="replace").strip()
 
 
-def _memory() -> IO[bytes]:
-    """A temporary file, on Linux in memory: a full disk is one of the things that a compiler may have to report."""
+def _temporary_file() -> IO[bytes]:
+    """A temporary file, on Linux in memory, so that a compiler can report a full disk."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError):
             return os.fdopen(os.memfd_create("compiler"), "w+b")

@@ -1,6 +1,6 @@
-"""The folder in which compiled libraries are kept: who may write it, who may compile now, and how a library is loaded from it.
+"""The folder of compiled libraries: its permissions, its lock, and loading a library from it.
 
-A library is code that will run. It is loaded only if its bytes are those that were written, and only this user or root can change it.
+A library is code that will run. It is loaded only if its hash is right and only this user or root can change it.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ FUNCTIONS = ("onepass_forward", "onepass_track", "onepass_backward", "onepass_th
 DAY = 86400  # seconds
 
 
-ANOTHER_PLACE = "ONEPASS_CACHE names another place"
+CACHE_HINT = "set ONEPASS_CACHE to use another folder"
 
 
 class Unavailable(Exception):
-    """The kernels cannot be used here, and why."""
+    """The kernels cannot be used. The message is the reason."""
 
     def __init__(self, reason: str, first: bool = False) -> None:
         super().__init__(reason)
-        self.first = first  # nobody in this process was told before
+        self.first = first  # this process has not reported the reason before
 
 
 class Unusable(Unavailable):
-    """There is no cached library, or none to be trusted; compiling it again may help."""
+    """There is no cached library, or it cannot be trusted. Compiling it again may help."""
 
 
-def open_folder(place: Path) -> int:
-    """The folder, open. Only this user or root may be able to write it, since it holds code that will run."""
+def open_folder(directory: Path) -> int:
+    """Open the folder and return its file descriptor. Raises unless only this user or root can write it."""
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise Unavailable(f"no place for the compiled kernels: {error}; {ANOTHER_PLACE}") from None
+        raise Unavailable(f"no place for the compiled kernels: {error}; {CACHE_HINT}") from None
     if _others_can_write(os.fstat(folder)):
         os.close(folder)
-        raise Unavailable(f"{place} belongs to, or can be written by, other users: code from there is not run; {ANOTHER_PLACE}")
+        raise Unavailable(f"{directory} belongs to, or can be written by, other users, so onepass runs no code from it; {CACHE_HINT}")
     return folder
 
 
@@ -63,13 +63,13 @@ def _others_can_write(state: os.stat_result) -> bool:
 
 
 def load(folder: int, path: Path) -> ctypes.CDLL:
-    """A library of the cache, if it is as it was written: half a file, once mapped, would end the process.
+    """Load a library of the cache if its hash is right. Loading half a file would crash the process.
 
-    All questions are put to the open file, and the open file is loaded. So nobody can exchange it in between.
+    The checks use the open file, and that same open file is loaded. So nobody can replace it in between.
     """
     try:
-        with _open(folder, path) as file, _open(folder, path.with_suffix(".sha256")) as written:
-            if written.read(65) != sha256(file.read()).hexdigest().encode():
+        with _open(folder, path) as file, _open(folder, path.with_suffix(".sha256")) as digest:
+            if digest.read(65) != sha256(file.read()).hexdigest().encode():
                 raise Unusable(f"{path} is damaged")
             return _load_open(file.fileno(), path)
     except FileNotFoundError:
@@ -79,8 +79,8 @@ def load(folder: int, path: Path) -> ctypes.CDLL:
 
 
 def _open(folder: int, path: Path) -> IO[bytes]:
-    """A file of the cache that only this user or root can write."""
-    # A link could lead out of the folder, and a named pipe would have to be waited for.
+    """Open a file of the cache. Raises unless only this user or root can write it."""
+    # A link could point out of the folder, and opening a named pipe would wait for a writer.
     descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         state = os.fstat(descriptor)
@@ -95,30 +95,30 @@ def _open(folder: int, path: Path) -> IO[bytes]:
 
 
 def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
-    name, kept = str(path), -1
+    name, duplicate = str(path), -1
     if os.path.exists(f"/proc/self/fd/{descriptor}"):  # not on macOS
-        kept = os.dup(descriptor)
-        name = f"/proc/self/fd/{kept}"
+        duplicate = os.dup(descriptor)
+        name = f"/proc/self/fd/{duplicate}"
     try:
         loaded = ctypes.CDLL(name)
     except OSError as error:
-        if kept >= 0:
-            os.close(kept)
-        said = str(error).replace(name, path.name)
-        raise Unavailable(f"the cached library {path} cannot be loaded ({said}): delete it; {ANOTHER_PLACE}") from None
-    # From now on `kept` stays open: the loader knows a library by its name, so that name must not come to mean another file.
+        if duplicate >= 0:
+            os.close(duplicate)
+        reason = str(error).replace(name, path.name)
+        raise Unavailable(f"the cached library {path} cannot be loaded ({reason}): delete it; {CACHE_HINT}") from None
+    # `duplicate` stays open. The loader identifies a library by its name, so the name must never refer to another file.
     missing = [function for function in FUNCTIONS if not hasattr(loaded, function)]
     if missing:
-        raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and look at what CC does")
-    loaded._name = str(path)  # for people
+        raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and check the compiler in CC")
+    loaded._name = str(path)  # for messages
     return loaded
 
 
-_held: set[int] = set()  # locks of this process, as open files
+_held: set[int] = set()  # file descriptors of the locks that this process holds
 
 
-def _forked() -> None:
-    """A child has a copy of an open lock, and would hold it as long as it lives."""
+def _close_inherited_locks() -> None:
+    """Close the locks in a forked child, which would otherwise hold them until it exits."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)
@@ -126,31 +126,32 @@ def _forked() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 @contextmanager
-def lock(folder: int, place: Path, deadline: float) -> Iterator[bool]:
-    """One process at a time: there is one lock for the folder, and it ends with the process that holds it.
+def lock(folder: int, directory: Path, deadline: float) -> Iterator[bool]:
+    """Let one process at a time compile. The system releases the lock if its process ends.
 
-    Gives False where the file system has no locks. Then several may compile, each in a place of its own.
+    Yields False if the file system has no locks. Then several processes may compile, each in its own scratch folder.
     """
     assert fcntl is not None
     try:
         descriptor = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except OSError as error:
-        raise Unavailable(f"the compiled kernels cannot be kept in {place}: {error}; {ANOTHER_PLACE}") from None
+        raise Unavailable(f"the compiled kernels cannot be kept in {directory}: {error}; {CACHE_HINT}") from None
     _held.add(descriptor)
     try:
-        yield _locked(descriptor, place / "lock", deadline)
+        yield _acquire(descriptor, directory / "lock", deadline)
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough where another process has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked process has a copy
         _held.discard(descriptor)
         os.close(descriptor)
 
 
-def _locked(descriptor: int, path: Path, deadline: float) -> bool:
+def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
+    """Wait for the lock until the deadline. Returns False if the file system has no locks."""
     assert fcntl is not None
     started, shown = monotonic(), False
     while True:
@@ -163,32 +164,35 @@ def _locked(descriptor: int, path: Path, deadline: float) -> bool:
             return False
         if monotonic() > deadline:
             waited = monotonic() - started
-            raise Unavailable(f"{holder} compiles the kernels, and was not done after {waited:.0f} s (it holds {path})")
+            raise Unavailable(f"{holder} is compiling the kernels and was not done after {waited:.0f} s (it holds {path})")
         if not shown:
             left = deadline - monotonic()
-            say(f"onepass: waiting for {holder}, which compiles the CPU kernels (it holds {path}), up to {left:.0f} s …\n")
+            print_to_terminal(f"onepass: waiting for {holder}, which is compiling the CPU kernels and holds {path}, up to {left:.0f} s …\n")
         shown = True
         sleep(0.05)
-    with suppress(OSError):  # for those who wait; a full disk is no reason to stop here
+    with suppress(OSError):  # waiting processes print this; on a full disk they can do without
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     return True
 
 
-def say(text: str) -> None:
-    """To a person at a terminal, and to no log."""
-    with suppress(AttributeError, OSError, ValueError):  # there may be no stderr, or a closed one
+def print_to_terminal(text: str) -> None:
+    """Print to stderr if it is a terminal, so that logs stay free of progress messages."""
+    with suppress(AttributeError, OSError, ValueError):  # stderr may be missing or closed
         if sys.stderr.isatty():
             print(text, end="", file=sys.stderr, flush=True)
 
 
 def scratch_prefix() -> str:
-    """Of the folders in which this machine compiles. On a network's file system other machines may not see our lock."""
+    """How the names of this machine's scratch folders begin.
+
+    On a network file system, other machines may not see the lock, so `remove_leftovers` must know whose they are.
+    """
     return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-"
 
 
-def make_way(path: Path) -> None:
-    """Say so before anything is compiled if a library could not be put in its place. Anything but a directory is replaced."""
+def check_replaceable(path: Path) -> None:
+    """Raise before compiling if something blocks the paths of the new files. That is only a directory that is not empty."""
     for old in (path, path.with_suffix(".sha256")):
         try:
             os.rmdir(old)
@@ -198,13 +202,15 @@ def make_way(path: Path) -> None:
             raise Unavailable(f"{old} is a directory, and in the way: {error.strerror}") from None
 
 
-def sweep(place: Path, alone: bool) -> None:
-    """Remove what killed processes left: all of this machine's, since whoever holds the lock is the only one to compile.
+def remove_leftovers(directory: Path, locked: bool) -> None:
+    """Remove the scratch folders of killed processes.
 
-    Other libraries stay: on a network's file system another machine may be running them.
+    With the lock, these are all of this machine's. Those of other machines are removed after a day.
+
+    Other libraries stay, since another machine may be using them over a network file system.
     """
     with suppress(OSError):
-        for entry in list(os.scandir(place)):
-            ours = alone and entry.name.startswith(scratch_prefix())
+        for entry in list(os.scandir(directory)):
+            ours = locked and entry.name.startswith(scratch_prefix())
             if entry.name.startswith("build-") and (ours or entry.stat(follow_symlinks=False).st_mtime < time() - DAY):
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,105 +1,117 @@
-/* The row walk where sets are short: several rows at a time, a pack, so that what each row costs beside its elements is shared. */
+/* The row walk for short sets, forward. A pack is several rows that the loops process in one call.
+
+   That shares the cost of a call among the rows. */
 #pragma once
-#include "cells.h"
+#include "parameter_gradients.h"
 #include "moments.h"
 
-enum { SHORT = LONGEST, PACK = LONGEST, MOST = 256 }; /* elements of a row and of a pack; rows of a pack */
+enum { MAX_PACK_RUN = LONG_BLOCK, PACK_ELEMENTS = LONG_BLOCK, MAX_PACK_ROWS = 256 };
 
-typedef struct { const Problem *p; const Tensors *t; Cells *cells; int64_t parts, per_task; int sums; } Packs;
+typedef struct { const Problem *problem; const Tensors *tensors; Partials *partials; int64_t parts, per_task; int with_sums; } PackJob;
 
-/* Whether a problem is walked in packs: sets of one short run, whose elements find their parameters by t alone. */
-static int packs_fit(const Problem *p) {
-    int by_sets = p->sets > 1 && ((affine(p) && p->param.c) || (modulated(p) && p->modulation.c));
-    int by_samples = (affine(p) && p->param.a && p->param.every == 1) || (modulated(p) && p->modulation.a && p->modulation.every == 1);
-    return p->reps == 1 && p->run <= SHORT && !by_sets && !(by_samples && p->sets == 1);
+/* Whether packs fit the problem: a set is one short run, and the rows of a pack use the same parameters. */
+static int rows_can_pack(const Problem *problem) {
+    int by_sets = problem->sets > 1 &&
+        ((has_affine(problem) && problem->param_map.c) || (has_modulation(problem) && problem->modulation_map.c));
+    int by_samples = (has_affine(problem) && problem->param_map.a && problem->param_map.every == 1) ||
+        (has_modulation(problem) && problem->modulation_map.a && problem->modulation_map.every == 1);
+    return problem->reps == 1 && problem->run <= MAX_PACK_RUN && !by_sets && !(by_samples && problem->sets == 1);
 }
 
-/* Rows that follow one another evenly: those of a sample, or, where it has one, of samples that use the same parameters. */
-typedef struct { int64_t o, s, rows, at, in_x, step; } Pack;
+/* Evenly spaced rows: rows of one sample, or, if a sample has one row, of samples that use the same parameters. */
+typedef struct { int64_t o, s, rows, dense_start, x_start, row_stride; } Pack;
 
-static Pack pack_at(const Problem *p, int64_t row, int64_t end) {
-    int64_t o = over(row, p->sets), s = row - o * p->sets, rows = smaller(p->run > BLOCK ? 1 : smaller(MOST, PACK / p->run), end - row);
-    if (p->sets > 1) rows = smaller(rows, p->sets - s);
+static Pack pack_at(const Problem *problem, int64_t row, int64_t end) {
+    int64_t o = fast_div(row, problem->sets), s = row - o * problem->sets;
+    int64_t rows = min(problem->run > BLOCK ? 1 : min(MAX_PACK_ROWS, PACK_ELEMENTS / problem->run), end - row);
+    if (problem->sets > 1) rows = min(rows, problem->sets - s);
     else {
-        if (affine(p) && p->param.a) rows = smaller(rows, (over(o, p->param.every) + 1) * p->param.every - o);
-        if (modulated(p) && p->modulation.a) rows = smaller(rows, (over(o, p->modulation.every) + 1) * p->modulation.every - o);
+        if (has_affine(problem) && problem->param_map.a)
+            rows = min(rows, (fast_div(o, problem->param_map.every) + 1) * problem->param_map.every - o);
+        if (has_modulation(problem) && problem->modulation_map.a)
+            rows = min(rows, (fast_div(o, problem->modulation_map.every) + 1) * problem->modulation_map.every - o);
     }
-    return (Pack){o, s, rows, row * p->run, o * p->xo + s * p->xs, p->sets > 1 ? p->xs : p->xo};
+    return (Pack){o, s, rows, row * problem->run, o * problem->x_stride_o + s * problem->x_stride_s,
+                  problem->sets > 1 ? problem->x_stride_s : problem->x_stride_o};
 }
 
 typedef struct {
-    Affine affine;
-    STRIP x[PACK];
-    STRIP other[PACK];
-    STRIP dy[PACK];
-    STRIP dz[PACK];
-    STRIP a[SHORT + APART];
-    STRIP b[SHORT + APART];
-    float mean[MOST], rstd[MOST], var[MOST], zeros[MOST];
-    double means[MOST], m2[MOST];
-} PackStrips;
+    AffineCache affine;
+    ALIGNED_FLOAT x[PACK_ELEMENTS];
+    ALIGNED_FLOAT other[PACK_ELEMENTS];
+    ALIGNED_FLOAT dy[PACK_ELEMENTS];
+    ALIGNED_FLOAT dz[PACK_ELEMENTS];
+    ALIGNED_FLOAT a[MAX_PACK_RUN + ARRAY_GAP];
+    ALIGNED_FLOAT b[MAX_PACK_RUN + ARRAY_GAP];
+    float mean[MAX_PACK_ROWS], rstd[MAX_PACK_ROWS], var[MAX_PACK_ROWS], zeros[MAX_PACK_ROWS];
+    double means[MAX_PACK_ROWS], m2[MAX_PACK_ROWS];
+} PackBuffers;
 
-/* The rows of a pack as floats, `*step` apart. */
-static const float *pack_floats(const void *from, int64_t at, const Problem *p, const Pack *pack, int64_t *step, int64_t type, float *strip) {
-    if (type == F32) return (const float *)from + at;
-    if (*step == p->run) load(strip, from, at, pack->rows * p->run, type);
-    else for (int64_t k = 0; k < pack->rows; k++) load(strip + k * p->run, from, at + k * *step, p->run, type);
-    *step = p->run;
-    return strip;
+/* The rows of a pack as floats. `row_stride` becomes the distance of two rows of the result. */
+static const float *pack_as_floats(const void *from, int64_t index, const Problem *problem, const Pack *pack, int64_t *row_stride,
+                                   int64_t type, float *buffer) {
+    if (type == F32) return (const float *)from + index;
+    if (*row_stride == problem->run) load_floats(buffer, from, index, pack->rows * problem->run, type);
+    else for (int64_t k = 0; k < pack->rows; k++) load_floats(buffer + k * problem->run, from, index + k * *row_stride, problem->run, type);
+    *row_stride = problem->run;
+    return buffer;
 }
 
-/* What is normalized. A residual is added, and the sum rounded and written. */
-static Strip pack_normalized(const Problem *p, const Tensors *t, const Pack *pack, int64_t *step, PackStrips *strips) {
-    int64_t n = pack->rows * p->run;
-    *step = pack->step;
-    if (!p->residual) return (Strip){there(t->x, pack->in_x, p->x), p->x};
-    *step = p->run; /* x and residual are dense */
-    load(strips->x, t->x, pack->at, n, p->x);
-    add(strips->x, floats(t->residual, pack->at, n, p->residual, strips->other), n);
-    store(t->sum, pack->at, strips->x, n, p->type);
-    return (Strip){there(t->sum, pack->at, p->type), p->type};
+/* The rows as the kernels normalize them: x, or the sum with the residual, which is rounded and written. */
+static TypedArray pack_input(const Problem *problem, const Tensors *tensors, const Pack *pack, int64_t *row_stride, PackBuffers *buffers) {
+    int64_t n = pack->rows * problem->run;
+    *row_stride = pack->row_stride;
+    if (!problem->residual_type) return (TypedArray){element_at(tensors->x, pack->x_start, problem->x_type), problem->x_type};
+    *row_stride = problem->run; /* with a residual, x is dense */
+    load_floats(buffers->x, tensors->x, pack->dense_start, n, problem->x_type);
+    add_to(buffers->x, floats_at(tensors->residual, pack->dense_start, n, problem->residual_type, buffers->other), n);
+    store_floats(tensors->sum, pack->dense_start, buffers->x, n, problem->type);
+    return (TypedArray){element_at(tensors->sum, pack->dense_start, problem->type), problem->type};
 }
 
-LOOP void pack_statistics(float *restrict mean, float *restrict var, float *restrict rstd, const double *restrict means, const double *restrict m2, double n, double eps,
-                          int64_t rows) {
-    for (int64_t k = 0; k < rows; k++) as_statistics(mean + k, var + k, rstd + k, (Moments){n, means[k], m2[k]}, eps);
+VECTOR_LOOP void pack_statistics(float *restrict mean, float *restrict var, float *restrict rstd, const double *restrict means,
+                                 const double *restrict m2, double n, double eps, int64_t rows) {
+    for (int64_t k = 0; k < rows; k++) statistics_from_moments(mean + k, var + k, rstd + k, (Moments){n, means[k], m2[k]}, eps);
 }
 
-static void packs_task(void *job, int64_t number, void *scratch) {
-    const Packs *packs = job;
-    const Problem *p = packs->p;
-    const Tensors *t = packs->t;
-    PackStrips *strips = scratch;
-    int64_t end = smaller(p->outer * p->sets, (number + 1) * packs->per_task);
-    affine_start(&strips->affine);
+static void packs_forward_task(void *job, int64_t number, void *scratch) {
+    const PackJob *packs = job;
+    const Problem *problem = packs->problem;
+    const Tensors *tensors = packs->tensors;
+    PackBuffers *buffers = scratch;
+    int64_t end = min(problem->outer * problem->sets, (number + 1) * packs->per_task);
+    affine_cache_clear(&buffers->affine);
     for (int64_t row = number * packs->per_task; row < end;) {
-        Pack pack = pack_at(p, row, end);
-        int64_t step, n = pack.rows * p->run;
-        Strip x = pack_normalized(p, t, &pack, &step, strips);
-        float *mean = t->mean + row, *rstd = t->rstd + row, *var = t->var ? t->var + row : strips->var;
-        ahead(t->x, pack.in_x + pack.rows * pack.step, smaller(n, (end - row - pack.rows) * p->run), p->x, 0);
-        if (t->y) ahead(t->y, pack.at, n, p->type, 1);
-        if (!p->given) {
-            loops_of[x.type].moments(strips->means, strips->m2, x.at, step, pack.rows, p->run, (int)p->centered, NULL);
-            pack_statistics(mean, var, rstd, strips->means, strips->m2, (double)p->run, p->eps, pack.rows);
+        Pack pack = pack_at(problem, row, end);
+        int64_t row_stride, n = pack.rows * problem->run;
+        TypedArray x = pack_input(problem, tensors, &pack, &row_stride, buffers);
+        float *mean = tensors->mean + row, *rstd = tensors->rstd + row, *var = tensors->var ? tensors->var + row : buffers->var;
+        prefetch(tensors->x, pack.x_start + pack.rows * pack.row_stride, min(n, (end - row - pack.rows) * problem->run), problem->x_type,
+                 0);
+        if (tensors->y) prefetch(tensors->y, pack.dense_start, n, problem->type, 1);
+        if (!problem->given_statistics) {
+            loops_for[x.type].row_moments(buffers->means, buffers->m2, x.data, row_stride, pack.rows, problem->run, (int)problem->centered,
+                                          NULL);
+            pack_statistics(mean, var, rstd, buffers->means, buffers->m2, (double)problem->run, problem->eps, pack.rows);
         }
         row += pack.rows;
-        if (!t->y) continue;
-        const Slot *slot = affine_at(&strips->affine, p, t, pack.o, 0, 0, p->run);
-        int plain = !p->activation;
-        const void *in = plain ? x.at : pack_floats(x.at, 0, p, &pack, &step, x.type, strips->x);
-        void *out = plain || p->type == F32 ? place(t->y, pack.at, p->type) : strips->other;
-        loops_of[plain ? p->type : F32].normalize(out, in, step, mean, rstd, slot->gain, slot->term, pack.rows, p->run);
-        if (p->activation) activate(t->y, pack.at, out, n, p->activation, p->type);
+        if (!tensors->y) continue;
+        const AffineSlot *slot = affine_cache_get(&buffers->affine, problem, tensors, pack.o, 0, 0, problem->run);
+        int direct = !problem->activation;
+        const void *in = direct ? x.data : pack_as_floats(x.data, 0, problem, &pack, &row_stride, x.type, buffers->x);
+        void *out = direct || problem->type == F32 ? mutable_element_at(tensors->y, pack.dense_start, problem->type) : buffers->other;
+        loops_for[direct ? problem->type : F32].normalize_rows(out, in, row_stride, mean, rstd, slot->gain, slot->term, pack.rows,
+                                                               problem->run);
+        if (problem->activation) activate(tensors->y, pack.dense_start, out, n, problem->activation, problem->type);
     }
 }
 
-static int packs_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Packs packs = {.p = p, .t = t, .per_task = larger(1, PART / p->run)};
-    int64_t scratch = aligned(sizeof(PackStrips));
-    char *memory = buffers(threads * scratch);
+static int packs_forward(const Problem *problem, const Tensors *tensors, int64_t threads) {
+    PackJob packs = {.problem = problem, .tensors = tensors, .per_task = max(1, MIN_PART_ELEMENTS / problem->run)};
+    int64_t scratch = aligned_size(sizeof(PackBuffers));
+    char *memory = allocate_buffer(threads * scratch);
     if (!memory) return 1;
-    each(packs_task, &packs, pieces_of(p->outer * p->sets, packs.per_task), threads, memory, scratch);
-    release(memory);
+    run_parallel(packs_forward_task, &packs, ceil_div(problem->outer * problem->sets, packs.per_task), threads, memory, scratch);
+    release_buffer(memory);
     return 0;
 }

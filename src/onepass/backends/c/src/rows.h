@@ -1,162 +1,177 @@
-/* The row walk: set by set, each along its runs. */
+/* The row walk, forward: one set after another, each along its runs. It suits sets with long runs.
+
+   A task is a few whole sets, or a piece of a set that several threads share. */
 #pragma once
-#include "cells.h"
+#include "parameter_gradients.h"
 #include "moments.h"
 
-enum { KEPT = 1 << 14 }; /* elements of a set whose dz, made by an activation, stays from the sums to dx */
+/* With an activation, dz is costly. For sets of at most so many elements it stays in memory between the sums and dx. */
+enum { MAX_KEPT_DZ = 1 << 14 };
 
-/* How a set is cut: runs into atoms, whose elements share what a kernel needs them to, those into blocks, and blocks are gathered in pieces. */
-typedef struct { int64_t size, atom, per_atom, per_run, count, per_piece, pieces; } Blocks;
+/* How a set is cut. Runs consist of segments, whose elements share what the kernel needs them to share.
+   Segments consist of blocks, and a piece is several consecutive blocks. */
+typedef struct { int64_t block_size, segment, blocks_per_segment, blocks_per_run, blocks, blocks_per_piece, pieces; } SetCut;
 
-static Blocks blocks_of(const Problem *p, int64_t atom, int64_t size) {
-    int64_t per_atom = pieces_of(atom, size), per_run = p->run / atom * per_atom, count = p->reps * per_run;
-    int64_t per_piece = larger(1, PIECE / smaller(atom, size));
-    return (Blocks){size, atom, per_atom, per_run, count, per_piece, pieces_of(count, per_piece)};
+static SetCut cut_set(const Problem *problem, int64_t segment, int64_t size) {
+    int64_t blocks_per_segment = ceil_div(segment, size), blocks_per_run = problem->run / segment * blocks_per_segment;
+    int64_t count = problem->reps * blocks_per_run;
+    int64_t blocks_per_piece = max(1, PIECE_ELEMENTS / min(segment, size));
+    return (SetCut){size, segment, blocks_per_segment, blocks_per_run, count, blocks_per_piece, ceil_div(count, blocks_per_piece)};
 }
 
+/* Columns j0 to j0 + n of row r. */
 typedef struct { int64_t r, j0, n; } Block;
 
-static inline Block block_at(const Problem *p, const Blocks *cut, int64_t s, int64_t number) {
-    int64_t r = over(number, cut->per_run), within = number - r * cut->per_run, atom = over(within, cut->per_atom);
-    int64_t start = (within - atom * cut->per_atom) * cut->size;
-    return (Block){r, s * p->run + atom * cut->atom + start, smaller(cut->size, cut->atom - start)};
+static inline Block block_at(const Problem *problem, const SetCut *cut, int64_t s, int64_t number) {
+    int64_t r = fast_div(number, cut->blocks_per_run), within = number - r * cut->blocks_per_run;
+    int64_t segment = fast_div(within, cut->blocks_per_segment);
+    int64_t start = (within - segment * cut->blocks_per_segment) * cut->block_size;
+    return (Block){r, s * problem->run + segment * cut->segment + start, min(cut->block_size, cut->segment - start)};
 }
 
 typedef struct {
-    const Problem *p;
-    const Tensors *t;
-    Blocks cut;
-    int alike;                      /* the elements of a block share their parameters */
-    int64_t first, sets, per_task;  /* the sets of this batch; of a task */
-    Moments *pieces;                /* of sets that are shared */
-    double *c1, *c2;                /* the same of a backward */
-    Cells *cells;
+    const Problem *problem;
+    const Tensors *tensors;
+    SetCut cut;
+    int uniform;             /* the elements of a block share their parameters */
+    int64_t first_set, sets; /* of this batch */
+    int64_t per_task;        /* sets, or runs if statistics are given */
+    Moments *pieces;         /* moments of each piece, if threads share sets */
+    double *c1, *c2;         /* sums of each piece, the same in a backward */
+    Partials *partials;
     int64_t parts;
-    int keeps, shared;
-} Rows;
+    int keeps_dz;
+    int shared;              /* threads share sets */
+} RowJob;
 
-typedef struct { Affine affine; STRIP x[BLOCK]; STRIP out[BLOCK]; } RowStrips;
+typedef struct { AffineCache affine; ALIGNED_FLOAT x[BLOCK]; ALIGNED_FLOAT out[BLOCK]; } RowBuffers;
 
-static void rows_moments(const Rows *rows, int64_t set, int64_t piece, RowStrips *strips, Moments *taken) {
-    const Problem *p = rows->p;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = over(set, p->sets), s = rest(set, p->sets);
-    *taken = (Moments){0.0, 0.0, 0.0};
-    for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
-        Block block = block_at(p, &rows->cut, s, number);
-        Strip x = normalized(p, rows->t, o, block.r, block.j0, block.n, 1, strips->x);
-        *taken = merged_with(*taken, x, block.n, (int)p->centered);
+static void rows_piece_moments(const RowJob *rows, int64_t set, int64_t piece, RowBuffers *buffers, Moments *moments) {
+    const Problem *problem = rows->problem;
+    int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece), o = fast_div(set, problem->sets);
+    int64_t s = fast_mod(set, problem->sets);
+    *moments = (Moments){0.0, 0.0, 0.0};
+    for (int64_t number = piece * rows->cut.blocks_per_piece; number < end; number++) {
+        Block block = block_at(problem, &rows->cut, s, number);
+        TypedArray x = norm_input(problem, rows->tensors, o, block.r, block.j0, block.n, 1, buffers->x);
+        *moments = merge_array(*moments, x, block.n, (int)problem->centered);
     }
 }
 
-static void set_statistics(const Problem *p, const Tensors *t, int64_t set, Moments taken) {
+static void write_statistics(const Problem *problem, const Tensors *tensors, int64_t set, Moments moments) {
     float var;
-    as_statistics(t->mean + set, t->var ? t->var + set : &var, t->rstd + set, taken, p->eps);
+    statistics_from_moments(tensors->mean + set, tensors->var ? tensors->var + set : &var, tensors->rstd + set, moments, problem->eps);
 }
 
-static void rows_apply(const Rows *rows, int64_t set, int64_t number, RowStrips *strips) {
-    const Problem *p = rows->p;
-    const Tensors *t = rows->t;
-    int64_t o = over(set, p->sets);
-    Block block = block_at(p, &rows->cut, rest(set, p->sets), number);
-    int64_t at = dense(p, o, block.r, block.j0), n = block.n;
-    Strip x = normalized(p, t, o, block.r, block.j0, n, (int)p->given, strips->x);
-    Way way = way_of(p, !p->activation, x, t->y, at, n, strips->x, strips->out);
-    if (rows->alike) {
+static void rows_normalize_block(const RowJob *rows, int64_t set, int64_t number, RowBuffers *buffers) {
+    const Problem *problem = rows->problem;
+    const Tensors *tensors = rows->tensors;
+    int64_t o = fast_div(set, problem->sets);
+    Block block = block_at(problem, &rows->cut, fast_mod(set, problem->sets), number);
+    int64_t index = dense_index(problem, o, block.r, block.j0), n = block.n;
+    TypedArray x = norm_input(problem, tensors, o, block.r, block.j0, n, (int)problem->given_statistics, buffers->x);
+    LoopOperands loop = loop_operands(problem, !problem->activation, x, tensors->y, index, n, buffers->x, buffers->out);
+    if (rows->uniform) {
         float gain, term;
-        constants_at(p, t, o, block.r, block.j0, &gain, &term);
-        loops_of[way.type].normalize_alike(way.out, way.x, t->mean[set], t->rstd[set] * gain, term, n);
+        uniform_affine(problem, tensors, o, block.r, block.j0, &gain, &term);
+        loops_for[loop.type].normalize_uniform(loop.out, loop.x, tensors->mean[set], tensors->rstd[set] * gain, term, n);
     } else {
-        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, n);
-        loops_of[way.type].normalize(way.out, way.x, 0, t->mean + set, t->rstd + set, slot->gain, slot->term, 1, n);
+        const AffineSlot *slot = affine_cache_get(&buffers->affine, problem, tensors, o, block.r, block.j0, n);
+        loops_for[loop.type].normalize_rows(loop.out, loop.x, 0, tensors->mean + set, tensors->rstd + set, slot->gain, slot->term, 1, n);
     }
-    if (p->activation) activate(t->y, at, way.out, n, p->activation, p->type);
-    else if (way.type != p->type) store(t->y, at, way.out, n, p->type);
+    if (problem->activation) activate(tensors->y, index, loop.out, n, problem->activation, problem->type);
+    else if (loop.type != problem->type) store_floats(tensors->y, index, loop.out, n, problem->type);
 }
 
-/* Whole sets: reduced and applied while they are in the cache. */
-static void rows_task(void *job, int64_t number, void *scratch) {
-    const Rows *rows = job;
-    RowStrips *strips = scratch;
-    int64_t end = smaller(rows->sets, (number + 1) * rows->per_task);
-    affine_start(&strips->affine);
+/* Some whole sets. A set is read for its statistics and again for y while it is in the cache. */
+static void rows_whole_sets_task(void *job, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    RowBuffers *buffers = scratch;
+    int64_t end = min(rows->sets, (number + 1) * rows->per_task);
+    affine_cache_clear(&buffers->affine);
     for (int64_t set = number * rows->per_task; set < end; set++) {
-        Moments all = {0.0, 0.0, 0.0}, taken;
+        Moments all = {0.0, 0.0, 0.0}, moments;
         for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
-            rows_moments(rows, set, piece, strips, &taken);
-            all = merged(all, taken, (int)rows->p->centered);
+            rows_piece_moments(rows, set, piece, buffers, &moments);
+            all = merge_moments(all, moments, (int)rows->problem->centered);
         }
-        set_statistics(rows->p, rows->t, set, all);
-        if (!rows->t->y) continue;
-        for (int64_t block = 0; block < rows->cut.count; block++) rows_apply(rows, set, block, strips);
+        write_statistics(rows->problem, rows->tensors, set, all);
+        if (!rows->tensors->y) continue;
+        for (int64_t block = 0; block < rows->cut.blocks; block++) rows_normalize_block(rows, set, block, buffers);
     }
 }
 
-/* Runs in the order of memory, where the statistics are given. */
-static void rows_given_task(void *job, int64_t number, void *scratch) {
-    const Rows *rows = job;
-    const Problem *p = rows->p;
-    RowStrips *strips = scratch;
-    int64_t end = smaller(p->outer * p->reps * p->sets, (number + 1) * rows->per_task);
-    affine_start(&strips->affine);
+/* Some runs, in the order of memory, if the statistics are given. */
+static void rows_given_statistics_task(void *job, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    const Problem *problem = rows->problem;
+    RowBuffers *buffers = scratch;
+    int64_t end = min(problem->outer * problem->reps * problem->sets, (number + 1) * rows->per_task);
+    affine_cache_clear(&buffers->affine);
     for (int64_t run = number * rows->per_task; run < end; run++) {
-        int64_t row = over(run, p->sets), o = over(row, p->reps), r = row - o * p->reps, set = o * p->sets + run - row * p->sets;
-        for (int64_t block = r * rows->cut.per_run; block < (r + 1) * rows->cut.per_run; block++) rows_apply(rows, set, block, strips);
+        int64_t row = fast_div(run, problem->sets), o = fast_div(row, problem->reps), r = row - o * problem->reps;
+        int64_t set = o * problem->sets + run - row * problem->sets;
+        for (int64_t block = r * rows->cut.blocks_per_run; block < (r + 1) * rows->cut.blocks_per_run; block++)
+            rows_normalize_block(rows, set, block, buffers);
     }
 }
 
-static void rows_reduce_task(void *job, int64_t number, void *scratch) {
-    const Rows *rows = job;
-    rows_moments(rows, rows->first + number / rows->cut.pieces, number % rows->cut.pieces, scratch, rows->pieces + number);
+static void rows_piece_moments_task(void *job, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    rows_piece_moments(rows, rows->first_set + number / rows->cut.pieces, number % rows->cut.pieces, scratch, rows->pieces + number);
 }
 
-static void rows_apply_task(void *job, int64_t number, void *scratch) {
-    const Rows *rows = job;
-    RowStrips *strips = scratch;
-    int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
-    affine_start(&strips->affine);
-    for (int64_t block = piece * rows->cut.per_piece; block < end; block++) rows_apply(rows, set, block, strips);
+static void rows_normalize_piece_task(void *job, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    RowBuffers *buffers = scratch;
+    int64_t set = rows->first_set + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece);
+    affine_cache_clear(&buffers->affine);
+    for (int64_t block = piece * rows->cut.blocks_per_piece; block < end; block++) rows_normalize_block(rows, set, block, buffers);
 }
 
-/* Sets that are too large for a cache, or too few for the threads, are shared; so many at once that what was read is in a cache, still. */
-static int rows_shared(const Problem *p, int64_t most) {
-    int64_t size = p->reps * p->run, sets = p->outer * p->sets;
-    return size > most || (sets < 8 && size > PIECE / 4);
+/* Whether threads share sets: sets that are too large for a cache, or too few to give each thread one. */
+static int rows_share_sets(const Problem *problem, int64_t max_size) {
+    int64_t size = problem->reps * problem->run, sets = problem->outer * problem->sets;
+    return size > max_size || (sets < 8 && size > PIECE_ELEMENTS / 4);
 }
 
-/* `plain`: nothing passes through strips, so blocks can be longer than those. */
-static Rows rows_of(const Problem *p, const Tensors *t, int plain) {
-    int64_t atom = atom_of(p);
-    int alike = atom >= 64 || atom == p->run;
-    return (Rows){.p = p, .t = t, .cut = blocks_of(p, alike ? atom : p->run, alike && plain ? 4 * BLOCK : BLOCK), .alike = alike, .sets = p->outer * p->sets};
+/* `direct`: nothing is converted in buffers of BLOCK elements, so blocks may be longer. */
+static RowJob make_row_job(const Problem *problem, const Tensors *tensors, int direct) {
+    int64_t segment = segment_length(problem);
+    int uniform = segment >= 64 || segment == problem->run;
+    SetCut cut = cut_set(problem, uniform ? segment : problem->run, uniform && direct ? 4 * BLOCK : BLOCK);
+    return (RowJob){.problem = problem, .tensors = tensors, .cut = cut, .uniform = uniform, .sets = problem->outer * problem->sets};
 }
 
-static int64_t batch_of(int64_t bytes) { return larger(1, (4 << 20) / larger(1, bytes)); }
+/* How many sets, or samples, threads share at a time: few enough that the second pass finds them in a cache. */
+static int64_t batch_size(int64_t bytes) { return max(1, (4 << 20) / max(1, bytes)); }
 
-static int rows_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Rows rows = rows_of(p, t, !p->activation && !p->residual);
-    int64_t size = p->reps * p->run, scratch = aligned(sizeof(RowStrips));
-    int shared = !p->given && rows_shared(p, 1 << 17);
-    int64_t batch = shared ? smaller(rows.sets, batch_of(size * size_of(p->type))) : 0;
-    char *memory = buffers(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments));
+static int rows_forward(const Problem *problem, const Tensors *tensors, int64_t threads) {
+    RowJob rows = make_row_job(problem, tensors, !problem->activation && !problem->residual_type);
+    int64_t size = problem->reps * problem->run, scratch = aligned_size(sizeof(RowBuffers));
+    int shared = !problem->given_statistics && rows_share_sets(problem, 1 << 17);
+    int64_t batch = shared ? min(rows.sets, batch_size(size * element_size(problem->type))) : 0;
+    char *memory = allocate_buffer(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments));
     if (!memory) return 1;
     rows.pieces = (Moments *)(memory + threads * scratch);
-    if (p->given) {
-        rows.per_task = larger(1, PART / p->run);
-        each(rows_given_task, &rows, pieces_of(rows.sets * p->reps, rows.per_task), threads, memory, scratch);
+    if (problem->given_statistics) {
+        rows.per_task = max(1, MIN_PART_ELEMENTS / problem->run);
+        run_parallel(rows_given_statistics_task, &rows, ceil_div(rows.sets * problem->reps, rows.per_task), threads, memory, scratch);
     } else if (!shared) {
-        rows.per_task = larger(1, PART / size);
-        each(rows_task, &rows, pieces_of(rows.sets, rows.per_task), threads, memory, scratch);
-    } else for (; rows.first < rows.sets; rows.first += batch) {
-        int64_t sets = smaller(batch, rows.sets - rows.first);
-        each(rows_reduce_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
+        rows.per_task = max(1, MIN_PART_ELEMENTS / size);
+        run_parallel(rows_whole_sets_task, &rows, ceil_div(rows.sets, rows.per_task), threads, memory, scratch);
+    } else for (; rows.first_set < rows.sets; rows.first_set += batch) {
+        int64_t sets = min(batch, rows.sets - rows.first_set);
+        run_parallel(rows_piece_moments_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
         for (int64_t set = 0; set < sets; set++) {
             Moments all = {0.0, 0.0, 0.0};
-            for (int64_t piece = 0; piece < rows.cut.pieces; piece++) all = merged(all, rows.pieces[set * rows.cut.pieces + piece], (int)p->centered);
-            set_statistics(p, t, rows.first + set, all);
+            for (int64_t piece = 0; piece < rows.cut.pieces; piece++)
+                all = merge_moments(all, rows.pieces[set * rows.cut.pieces + piece], (int)problem->centered);
+            write_statistics(problem, tensors, rows.first_set + set, all);
         }
-        if (t->y) each(rows_apply_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
+        if (tensors->y) run_parallel(rows_normalize_piece_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
     }
-    release(memory);
+    release_buffer(memory);
     return 0;
 }

@@ -1,247 +1,272 @@
-/* The backward of the row walk. */
+/* The row walk, backward: first c1 and c2 of a set and the sums of parameter gradients, then dx. */
 #pragma once
 #include "rows.h"
 
 typedef struct {
-    Affine affine;
-    STRIP x[BLOCK];
-    STRIP dy[BLOCK];
-    STRIP dz[BLOCK];
-    STRIP out[BLOCK];
-    const Cells *cells;
-    float *a, *b;                       /* sums over rows whose parameters are the same, from column `low` of a row to `high` */
-    int64_t o, r, s, low, high, rows;
-    float *kept;                        /* dz of a set, where an activation made it */
-} BackStrips;
+    AffineCache affine;
+    ALIGNED_FLOAT x[BLOCK];
+    ALIGNED_FLOAT dy[BLOCK];
+    ALIGNED_FLOAT dz[BLOCK];
+    ALIGNED_FLOAT out[BLOCK];
+    const Partials *partials;
+    float *a, *b;              /* row sums: sums over rows that use the same parameters, for columns low to high of a run */
+    int64_t o, r, s;           /* the last row that they contain */
+    int64_t low, high, rows;
+    float *kept_dz;            /* dz of a set, or NULL */
+} RowBackwardBuffers;
 
-/* A block of a backward: x_hat = (x - mean)·rstd, and dz, both of a type; the gain of its elements, or of each. */
-typedef struct { int64_t type; const void *x, *dz; const float *gain; float one_gain, mean, rstd; } Given;
+/* The inputs of a block: x and dz, of one type, with x_hat = (x - mean)·rstd. The gain is an array, or uniform_gain. */
+typedef struct { int64_t type; const void *x, *dz; const float *gain; float uniform_gain, mean, rstd; } BackwardBlock;
 
-/* Whether x, dy and dx are read and written as they are. */
-static int plain(const Problem *p, const Tensors *t) { return !p->activation && !p->from_y && !t->dsum; }
+/* Whether the loops can use x, dy and dx in place, without a conversion to floats. */
+static int is_direct(const Problem *problem, const Tensors *tensors) { return !problem->activation && !problem->from_y && !tensors->dsum; }
 
-static void flush_rows(const Rows *rows, BackStrips *strips) {
-    if (strips->rows) {
-        int64_t n = strips->high - strips->low;
-        cells_add_columns(strips->cells, rows->p, rows->t, strips->o, strips->r, strips->s * rows->p->run + strips->low, n, strips->a, strips->b);
-        for (int64_t i = 0; i < n; i++) strips->a[i] = strips->b[i] = 0.0f;
+/* Add the row sums to the partial sums, and start again from 0. */
+static void flush_row_sums(const RowJob *rows, RowBackwardBuffers *buffers) {
+    if (buffers->rows) {
+        int64_t n = buffers->high - buffers->low;
+        partials_add_columns(buffers->partials, rows->problem, rows->tensors, buffers->o, buffers->r,
+                             buffers->s * rows->problem->run + buffers->low, n, buffers->a, buffers->b);
+        for (int64_t i = 0; i < n; i++) buffers->a[i] = buffers->b[i] = 0.0f;
     }
-    strips->rows = 0;
+    buffers->rows = 0;
 }
 
-static int same_parameters(const Map *m, const BackStrips *strips, int64_t o, int64_t r, int64_t s) {
-    return map_base(m, o, r) + s * m->c == map_base(m, strips->o, strips->r) + strips->s * m->c;
+static int same_parameters(const ParamMap *map, const RowBackwardBuffers *buffers, int64_t o, int64_t r, int64_t s) {
+    return map_base(map, o, r) + s * map->c == map_base(map, buffers->o, buffers->r) + buffers->s * map->c;
 }
 
-/* Where in the sums over rows a block belongs. */
-static int64_t place_in_rows(const Rows *rows, BackStrips *strips, int64_t o, int64_t s, Block block) {
-    const Problem *p = rows->p;
-    int64_t t = block.j0 - s * p->run;
-    int another = strips->o != o || strips->r != block.r || strips->s != s;
-    if (another && (strips->rows >= OFTEN || rows->shared || !same_parameters(&p->param, strips, o, block.r, s) ||
-                    !same_parameters(&p->modulation, strips, o, block.r, s)))
-        flush_rows(rows, strips);
-    if (!strips->rows) strips->low = strips->high = t;
-    if (another || !strips->rows) strips->rows++;
-    strips->o = o, strips->r = block.r, strips->s = s, strips->high = larger(strips->high, t + block.n);
-    return t - strips->low;
+/* Where in the row sums a block belongs. Flushes them first if the block's row cannot join them. */
+static int64_t row_sums_offset(const RowJob *rows, RowBackwardBuffers *buffers, int64_t o, int64_t s, Block block) {
+    const Problem *problem = rows->problem;
+    int64_t column = block.j0 - s * problem->run;
+    int new_row = buffers->o != o || buffers->r != block.r || buffers->s != s;
+    if (new_row && (buffers->rows >= ROWS_PER_FLUSH || rows->shared || !same_parameters(&problem->param_map, buffers, o, block.r, s) ||
+                    !same_parameters(&problem->modulation_map, buffers, o, block.r, s)))
+        flush_row_sums(rows, buffers);
+    if (!buffers->rows) buffers->low = buffers->high = column;
+    if (new_row || !buffers->rows) buffers->rows++;
+    buffers->o = o, buffers->r = block.r, buffers->s = s, buffers->high = max(buffers->high, column + block.n);
+    return column - buffers->low;
 }
 
-/* made: dz as an earlier pass has made it, or NULL; into: where it is to stay. */
-static Given rows_given(const Rows *rows, int64_t set, Block block, BackStrips *strips, const float *made, float *into) {
-    const Problem *p = rows->p;
-    const Tensors *t = rows->t;
-    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0), n = block.n;
-    Strip x = normalized(p, t, o, block.r, block.j0, n, 0, strips->x);
-    Given g = {p->type, x.at, there(t->dy, at, p->type), NULL, 1.0f, t->mean ? t->mean[set] : 0.0f, t->rstd[set]};
+/* `kept_dz` is dz from an earlier pass, or NULL. A new dz goes to `dz_out`. */
+static BackwardBlock rows_backward_block(const RowJob *rows, int64_t set, Block block, RowBackwardBuffers *buffers, const float *kept_dz,
+                                         float *dz_out) {
+    const Problem *problem = rows->problem;
+    const Tensors *tensors = rows->tensors;
+    int64_t o = fast_div(set, problem->sets), index = dense_index(problem, o, block.r, block.j0), n = block.n;
+    TypedArray x = norm_input(problem, tensors, o, block.r, block.j0, n, 0, buffers->x);
+    BackwardBlock in = {problem->type, x.data, element_at(tensors->dy, index, problem->type), NULL, 1.0f,
+                        tensors->mean ? tensors->mean[set] : 0.0f, tensors->rstd[set]};
     const float *term = NULL;
-    float one_term = 0.0f;
-    if (rows->alike) constants_at(p, t, o, block.r, block.j0, &g.one_gain, &one_term);
+    float uniform_term = 0.0f;
+    if (rows->uniform) uniform_affine(problem, tensors, o, block.r, block.j0, &in.uniform_gain, &uniform_term);
     else {
-        const Slot *slot = affine_at(&strips->affine, p, t, o, block.r, block.j0, n);
-        g.gain = slot->gain, term = slot->term;
+        const AffineSlot *slot = affine_cache_get(&buffers->affine, problem, tensors, o, block.r, block.j0, n);
+        in.gain = slot->gain, term = slot->term;
     }
-    if (plain(p, t)) return g;
-    g.type = F32, g.x = as_floats(x, n, strips->x), g.dz = made ? made : floats(t->dy, at, n, p->type, strips->dy);
-    if (p->from_y) {
-        if (rows->alike) x_hat_from_alike(strips->out, g.x, g.one_gain, one_term, n);
-        else x_hat_from(strips->out, g.x, g.gain, term, n);
-        memcpy(strips->x, strips->out, (size_t)n * 4);
-        g.x = strips->x, g.mean = 0.0f, g.rstd = 1.0f;
+    if (is_direct(problem, tensors)) return in;
+    in.type = F32, in.x = array_as_floats(x, n, buffers->x);
+    in.dz = kept_dz ? kept_dz : floats_at(tensors->dy, index, n, problem->type, buffers->dy);
+    if (problem->from_y) {
+        if (rows->uniform) x_hat_from_y_uniform(buffers->out, in.x, in.uniform_gain, uniform_term, n);
+        else x_hat_from_y(buffers->out, in.x, in.gain, term, n);
+        memcpy(buffers->x, buffers->out, (size_t)n * 4);
+        in.x = buffers->x, in.mean = 0.0f, in.rstd = 1.0f;
     }
-    if (!p->activation || made) return g;
-    if (rows->alike) through_alike(into, g.dz, g.x, g.mean, g.rstd, g.one_gain, one_term, n, p->activation);
-    else through(into, g.dz, g.x, g.mean, g.rstd, g.gain, term, n, p->activation);
-    g.dz = into;
-    return g;
+    if (!problem->activation || kept_dz) return in;
+    if (rows->uniform) activation_backward_uniform(dz_out, in.dz, in.x, in.mean, in.rstd, in.uniform_gain, uniform_term, n,
+                                                   problem->activation);
+    else activation_backward(dz_out, in.dz, in.x, in.mean, in.rstd, in.gain, term, n, problem->activation);
+    in.dz = dz_out;
+    return in;
 }
 
-/* The sums of a piece of a set: (6), (7) times n, and, if they are of a block or `all` are wanted, those of parameters. */
-static void rows_sums(const Rows *rows, int64_t set, int64_t piece, BackStrips *strips, double *c1, double *c2, int all) {
-    const Problem *p = rows->p;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece), o = over(set, p->sets), s = rest(set, p->sets);
-    float *into = strips->kept ? strips->kept : strips->dz;
+/* n·c1 and n·c2, (6) and (7), of a piece of a set. Uniform blocks also add to the partial sums.
+   Other blocks add to the row sums, if `with_row_sums`. */
+static void rows_piece_sums(const RowJob *rows, int64_t set, int64_t piece, RowBackwardBuffers *buffers, double *c1, double *c2,
+                            int with_row_sums) {
+    const Problem *problem = rows->problem;
+    int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece), o = fast_div(set, problem->sets);
+    int64_t s = fast_mod(set, problem->sets);
+    float *dz_out = buffers->kept_dz ? buffers->kept_dz : buffers->dz;
     *c1 = *c2 = 0.0;
-    for (int64_t number = piece * rows->cut.per_piece; number < end; number++) {
-        Block block = block_at(p, &rows->cut, s, number);
-        Given g = rows_given(rows, set, block, strips, NULL, into);
-        if (rows->alike) {
-            Pair sums = loops_of[g.type].sums_alike(g.x, g.mean, g.dz, block.n);
-            double a = (double)sums.two * g.rstd;
-            *c1 += (double)g.one_gain * sums.one, *c2 += g.one_gain * a; /* (41) */
-            if (strips->cells) {
-                int64_t param = map_index(p, &p->param, map_base(&p->param, o, block.r), block.j0);
-                cells_add(strips->cells, p, rows->t, param, map_index(p, &p->modulation, map_base(&p->modulation, o, block.r), block.j0), a, sums.one);
+    for (int64_t number = piece * rows->cut.blocks_per_piece; number < end; number++) {
+        Block block = block_at(problem, &rows->cut, s, number);
+        BackwardBlock in = rows_backward_block(rows, set, block, buffers, NULL, dz_out);
+        if (rows->uniform) {
+            SumPair sums = loops_for[in.type].gradient_sums_uniform(in.x, in.mean, in.dz, block.n);
+            double a = (double)sums.second * in.rstd;
+            *c1 += (double)in.uniform_gain * sums.first, *c2 += in.uniform_gain * a; /* (41) */
+            if (buffers->partials) {
+                int64_t param = map_index(problem, &problem->param_map, map_base(&problem->param_map, o, block.r), block.j0);
+                partials_add(buffers->partials, problem, rows->tensors, param,
+                             map_index(problem, &problem->modulation_map, map_base(&problem->modulation_map, o, block.r), block.j0),
+                             a, sums.first);
             }
         } else {
-            float one, two;
-            loops_of[g.type].sums(&one, &two, g.x, 0, &g.mean, &g.rstd, g.dz, g.gain, 1, block.n);
-            *c1 += one, *c2 += two;
-            if (strips->cells && all) {
-                int64_t place = place_in_rows(rows, strips, o, s, block);
-                loops_of[g.type].products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, block.n);
+            float block_c1, block_c2;
+            loops_for[in.type].gradient_sums(&block_c1, &block_c2, in.x, 0, &in.mean, &in.rstd, in.dz, in.gain, 1, block.n);
+            *c1 += block_c1, *c2 += block_c2;
+            if (buffers->partials && with_row_sums) {
+                int64_t offset = row_sums_offset(rows, buffers, o, s, block);
+                loops_for[in.type].add_products(buffers->a + offset, buffers->b + offset, in.x, 0, &in.mean, &in.rstd, in.dz, 1, block.n);
             }
         }
-        if (strips->kept) into += block.n;
+        if (buffers->kept_dz) dz_out += block.n;
     }
 }
 
-/* sums: those of parameters are taken here, too. */
-static void rows_dx(const Rows *rows, int64_t set, Block block, const float *made, BackStrips *strips, int sums) {
-    const Problem *p = rows->p;
-    const Tensors *t = rows->t;
-    int64_t o = over(set, p->sets), at = dense(p, o, block.r, block.j0), n = block.n;
-    Given g = rows_given(rows, set, block, strips, made, strips->dz);
-    void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
-    const Loops *loops = loops_of + g.type;
-    if (sums && !rows->alike) {
-        int64_t place = place_in_rows(rows, strips, o, rest(set, p->sets), block);
-        loops->products(strips->a + place, strips->b + place, g.x, 0, &g.mean, &g.rstd, g.dz, 1, n);
+/* dx of a block. With `with_row_sums`, the block is added to the row sums here. */
+static void rows_dx_block(const RowJob *rows, int64_t set, Block block, const float *kept_dz, RowBackwardBuffers *buffers,
+                          int with_row_sums) {
+    const Problem *problem = rows->problem;
+    const Tensors *tensors = rows->tensors;
+    int64_t o = fast_div(set, problem->sets), index = dense_index(problem, o, block.r, block.j0), n = block.n;
+    BackwardBlock in = rows_backward_block(rows, set, block, buffers, kept_dz, buffers->dz);
+    void *out = in.type == problem->type ? mutable_element_at(tensors->dx, index, problem->type) : buffers->out;
+    const LoopTable *loops = loops_for + in.type;
+    if (with_row_sums && !rows->uniform) {
+        int64_t offset = row_sums_offset(rows, buffers, o, fast_mod(set, problem->sets), block);
+        loops->add_products(buffers->a + offset, buffers->b + offset, in.x, 0, &in.mean, &in.rstd, in.dz, 1, n);
     }
-    if (p->given) g.x = nothing, g.mean = g.rstd = 0.0f; /* dx depends on no x_hat, which may be no number: (9) */
-    if (rows->alike) loops->dx_alike(out, g.x, g.mean, g.dz, g.one_gain, t->c1[set], t->c2[set] * g.rstd, t->rstd[set], n);
-    else loops->dx(out, g.x, 0, &g.mean, &g.rstd, t->rstd + set, g.dz, g.gain, t->c1 + set, t->c2 + set, 1, n);
-    if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
-    if (g.type != p->type) store(t->dx, at, out, n, p->type);
+    if (problem->given_statistics) in.x = zero_block, in.mean = in.rstd = 0.0f; /* (9): dx does not use x_hat, which may be NaN */
+    if (rows->uniform) loops->dx_uniform(out, in.x, in.mean, in.dz, in.uniform_gain, tensors->c1[set], tensors->c2[set] * in.rstd,
+                                         tensors->rstd[set], n);
+    else loops->dx_rows(out, in.x, 0, &in.mean, &in.rstd, tensors->rstd + set, in.dz, in.gain, tensors->c1 + set, tensors->c2 + set, 1, n);
+    if (tensors->dsum) add_to(out, floats_at(tensors->dsum, index, n, problem->type, buffers->dy), n);
+    if (in.type != problem->type) store_floats(tensors->dx, index, out, n, problem->type);
 }
 
-static void set_coefficients(const Problem *p, const Tensors *t, int64_t set, double c1, double c2) {
-    double count = (double)(p->reps * p->fold * p->run);
-    t->c1[set] = p->given || !p->centered ? 0.0f : (float)(c1 / count);
-    t->c2[set] = p->given ? 0.0f : (float)(c2 / count);
+static void write_coefficients(const Problem *problem, const Tensors *tensors, int64_t set, double c1, double c2) {
+    double count = (double)(problem->reps * problem->fold * problem->run);
+    tensors->c1[set] = problem->given_statistics || !problem->centered ? 0.0f : (float)(c1 / count);
+    tensors->c2[set] = problem->given_statistics ? 0.0f : (float)(c2 / count);
 }
 
-static void strips_start(const Rows *rows, BackStrips *strips, const Cells *cells, int64_t across) {
-    affine_start(&strips->affine);
-    strips->rows = 0, strips->o = strips->r = strips->s = -1;
-    strips->cells = any_wanted(rows->t) ? cells : NULL;
-    strips->a = (float *)(strips + 1), strips->b = strips->a + across + APART;
-    strips->kept = rows->keeps ? strips->b + across + APART : NULL;
-    fill(strips->a, 0.0f, 2 * (across + APART));
+static void row_backward_start(const RowJob *rows, RowBackwardBuffers *buffers, const Partials *partials, int64_t sum_columns) {
+    affine_cache_clear(&buffers->affine);
+    buffers->rows = 0, buffers->o = buffers->r = buffers->s = -1;
+    buffers->partials = any_parameter_gradient(rows->tensors) ? partials : NULL;
+    buffers->a = (float *)(buffers + 1), buffers->b = buffers->a + sum_columns + ARRAY_GAP;
+    buffers->kept_dz = rows->keeps_dz ? buffers->b + sum_columns + ARRAY_GAP : NULL;
+    fill(buffers->a, 0.0f, 2 * (sum_columns + ARRAY_GAP));
 }
 
-static int64_t sums_across(const Rows *rows) { return !rows->alike ? (smaller(rows->p->run, rows->cut.per_piece * rows->cut.size) + 15) / 16 * 16 : 0; }
+static int64_t row_sum_columns(const RowJob *rows) {
+    return !rows->uniform ? (min(rows->problem->run, rows->cut.blocks_per_piece * rows->cut.block_size) + 15) / 16 * 16 : 0;
+}
 
-/* A part of all sets: sums and dx of each. */
-static void rows_part_task(void *job, int64_t part, void *scratch) {
-    const Rows *rows = job;
-    BackStrips *strips = scratch;
-    strips_start(rows, strips, rows->cells + part, sums_across(rows));
+/* One part of all sets: the sums and dx of each set. */
+static void rows_backward_sets_task(void *job, int64_t part, void *scratch) {
+    const RowJob *rows = job;
+    RowBackwardBuffers *buffers = scratch;
+    row_backward_start(rows, buffers, rows->partials + part, row_sum_columns(rows));
     int64_t end = rows->sets * (part + 1) / rows->parts;
-    int later = strips->cells && rows->t->dx; /* sums over rows are taken with dx */
+    int sums_with_dx = buffers->partials && rows->tensors->dx; /* row sums while computing dx */
     for (int64_t set = rows->sets * part / rows->parts; set < end; set++) {
-        double c1 = 0.0, c2 = 0.0, one, two;
-        const float *made = strips->kept;
+        double c1 = 0.0, c2 = 0.0, piece_c1, piece_c2;
+        const float *kept_dz = buffers->kept_dz;
         for (int64_t piece = 0; piece < rows->cut.pieces; piece++) {
-            rows_sums(rows, set, piece, strips, &one, &two, !later);
-            c1 += one, c2 += two;
+            rows_piece_sums(rows, set, piece, buffers, &piece_c1, &piece_c2, !sums_with_dx);
+            c1 += piece_c1, c2 += piece_c2;
         }
-        set_coefficients(rows->p, rows->t, set, c1, c2);
-        if (!rows->t->dx) continue;
-        for (int64_t number = 0; number < rows->cut.count; number++) {
-            Block block = block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number);
-            rows_dx(rows, set, block, made, strips, later);
-            if (made) made += block.n;
+        write_coefficients(rows->problem, rows->tensors, set, c1, c2);
+        if (!rows->tensors->dx) continue;
+        for (int64_t number = 0; number < rows->cut.blocks; number++) {
+            Block block = block_at(rows->problem, &rows->cut, fast_mod(set, rows->problem->sets), number);
+            rows_dx_block(rows, set, block, kept_dz, buffers, sums_with_dx);
+            if (kept_dz) kept_dz += block.n;
         }
     }
-    flush_rows(rows, strips);
+    flush_row_sums(rows, buffers);
 }
 
-/* Whether each piece of a shared set has parameters of its own, the same for all sets: then parts are pieces, and cells few. */
-static int pieces_apart(const Rows *rows) {
-    const Problem *p = rows->p;
-    return !rows->alike && p->reps == 1 && p->sets == 1 && p->param.a == 0 && p->param.d && !modulated(p);
+/* Whether each piece of a set uses other parameters, and all sets use the same. Then parts are pieces,
+   and each part needs few partial sums. */
+static int pieces_own_parameters(const RowJob *rows) {
+    const Problem *problem = rows->problem;
+    return !rows->uniform && problem->reps == 1 && problem->sets == 1 && problem->param_map.a == 0 && problem->param_map.d &&
+        !has_modulation(problem);
 }
 
-/* The sums of a part of the pieces of a batch. */
+/* The sums of one part of a batch's pieces. */
 static void rows_sums_task(void *job, int64_t part, void *scratch) {
-    const Rows *rows = job;
-    BackStrips *strips = scratch;
+    const RowJob *rows = job;
+    RowBackwardBuffers *buffers = scratch;
     int64_t pieces = rows->cut.pieces, start, end;
-    strips_start(rows, strips, rows->cells + part, sums_across(rows));
-    if (pieces_apart(rows)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
+    row_backward_start(rows, buffers, rows->partials + part, row_sum_columns(rows));
+    if (pieces_own_parameters(rows)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
     else start = rows->sets * pieces * part / rows->parts, end = rows->sets * pieces * (part + 1) / rows->parts;
     for (int64_t number = start; number < end; number++) {
         int64_t set = number / pieces, piece = number % pieces;
-        if (pieces_apart(rows)) set = number % rows->sets, piece = number / rows->sets;
-        rows_sums(rows, rows->first + set, piece, strips, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece, 1);
-        flush_rows(rows, strips);
+        if (pieces_own_parameters(rows)) set = number % rows->sets, piece = number / rows->sets;
+        rows_piece_sums(rows, rows->first_set + set, piece, buffers, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece, 1);
+        flush_row_sums(rows, buffers);
     }
 }
 
-static void rows_dx_task(void *job, int64_t number, void *scratch) {
-    const Rows *rows = job;
-    BackStrips *strips = scratch;
-    int64_t set = rows->first + number / rows->cut.pieces, piece = number % rows->cut.pieces;
-    int64_t end = smaller(rows->cut.count, (piece + 1) * rows->cut.per_piece);
-    affine_start(&strips->affine);
-    for (int64_t number = piece * rows->cut.per_piece; number < end; number++)
-        rows_dx(rows, set, block_at(rows->p, &rows->cut, rest(set, rows->p->sets), number), NULL, strips, 0);
+static void rows_dx_piece_task(void *job, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    RowBackwardBuffers *buffers = scratch;
+    int64_t set = rows->first_set + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece);
+    affine_cache_clear(&buffers->affine);
+    for (int64_t number = piece * rows->cut.blocks_per_piece; number < end; number++)
+        rows_dx_block(rows, set, block_at(rows->problem, &rows->cut, fast_mod(set, rows->problem->sets), number), NULL, buffers, 0);
 }
 
-static Range piece_range(const Problem *p, const Blocks *cut, int64_t start, int64_t end) {
-    int64_t from = start * cut->per_piece * cut->size, to = smaller(p->run, end * cut->per_piece * cut->size);
-    return (Range){from / p->param.channel_run * p->param.d, ((to - 1) / p->param.channel_run - from / p->param.channel_run) * p->param.d + 1};
+/* The parameters that pieces start to end use. */
+static Range parameters_of_pieces(const Problem *problem, const SetCut *cut, int64_t start, int64_t end) {
+    int64_t from = start * cut->blocks_per_piece * cut->block_size, to = min(problem->run, end * cut->blocks_per_piece * cut->block_size);
+    return (Range){from / problem->param_map.channel_run * problem->param_map.d,
+                   ((to - 1) / problem->param_map.channel_run - from / problem->param_map.channel_run) * problem->param_map.d + 1};
 }
 
-/* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
-static int rows_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
-    int64_t size = p->reps * p->run;
-    Rows rows = rows_of(p, t, plain(p, t));
-    int shared = !sums || rows_shared(p, 1 << 16), apart = shared && pieces_apart(&rows);
-    rows.keeps = p->activation && !shared && size <= KEPT;
-    int64_t all = rows.sets, batch = shared ? smaller(all, batch_of(2 * size * size_of(p->type))) : all;
-    rows.parts = !sums ? 0 : apart ? smaller(PARTS, rows.cut.pieces) : smaller(parts_of(p, t), shared ? batch * rows.cut.pieces : all);
-    int64_t scratch = aligned((int64_t)sizeof(BackStrips) + 4 * (2 * (sums_across(&rows) + APART) + (rows.keeps ? size : 0)));
-    Cells cells[PARTS];
-    int64_t bytes = 0, first[PARTS + 1];
+/* If `with_sums` is 0, c1 and c2 are given, and only dx is computed. */
+static int rows_backward(const Problem *problem, const Tensors *tensors, int64_t threads, int with_sums) {
+    int64_t size = problem->reps * problem->run;
+    RowJob rows = make_row_job(problem, tensors, is_direct(problem, tensors));
+    int shared = !with_sums || rows_share_sets(problem, 1 << 16), own_parameters = shared && pieces_own_parameters(&rows);
+    rows.keeps_dz = problem->activation && !shared && size <= MAX_KEPT_DZ;
+    int64_t all_sets = rows.sets, batch = shared ? min(all_sets, batch_size(2 * size * element_size(problem->type))) : all_sets;
+    rows.parts = !with_sums ? 0 : own_parameters ? min(MAX_PARTS, rows.cut.pieces)
+        : min(part_count(problem, tensors), shared ? batch * rows.cut.pieces : all_sets);
+    int64_t scratch = aligned_size((int64_t)sizeof(RowBackwardBuffers)
+                                   + 4 * (2 * (row_sum_columns(&rows) + ARRAY_GAP) + (rows.keeps_dz ? size : 0)));
+    Partials partials[MAX_PARTS];
+    int64_t bytes = 0, partials_offset[MAX_PARTS + 1];
     for (int64_t part = 0; part < rows.parts; part++) {
-        int64_t start = shared ? 0 : all * part / rows.parts / p->sets, end = shared ? p->outer : (all * (part + 1) / rows.parts - 1) / p->sets + 1;
-        int64_t size = cells_of(cells + part, p, t, start, end);
-        if (apart) {
-            cells[part].range[0] = piece_range(p, &rows.cut, rows.cut.pieces * part / rows.parts, rows.cut.pieces * (part + 1) / rows.parts);
-            size = cells_size(t, cells[part].range);
+        int64_t start = shared ? 0 : all_sets * part / rows.parts / problem->sets;
+        int64_t end = shared ? problem->outer : (all_sets * (part + 1) / rows.parts - 1) / problem->sets + 1;
+        int64_t part_bytes = partials_plan(partials + part, problem, tensors, start, end);
+        if (own_parameters) {
+            partials[part].range[0] = parameters_of_pieces(problem, &rows.cut, rows.cut.pieces * part / rows.parts,
+                                                           rows.cut.pieces * (part + 1) / rows.parts);
+            part_bytes = partials_bytes(tensors, partials[part].range);
         }
-        first[part] = bytes, bytes += size;
+        partials_offset[part] = bytes, bytes += part_bytes;
     }
-    int64_t coefficients = shared && sums ? batch * rows.cut.pieces : 0;
-    char *memory = buffers(threads * scratch + bytes + 16 * coefficients);
+    int64_t coefficients = shared && with_sums ? batch * rows.cut.pieces : 0;
+    char *memory = allocate_buffer(threads * scratch + bytes + 16 * coefficients);
     if (!memory) return 1;
-    char *at = memory + threads * scratch;
-    for (int64_t part = 0; part < rows.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));
-    rows.cells = cells, rows.c1 = (double *)(at + bytes), rows.c2 = rows.c1 + coefficients;
-    if (!shared) each(rows_part_task, &rows, rows.parts, threads, memory, scratch);
-    else for (; rows.first < all; rows.first += batch) {
-        rows.sets = smaller(batch, all - rows.first), rows.shared = 1;
-        if (sums) each(rows_sums_task, &rows, rows.parts, threads, memory, scratch);
-        for (int64_t set = 0; sums && set < rows.sets; set++) {
+    char *after_scratch = memory + threads * scratch;
+    for (int64_t part = 0; part < rows.parts; part++)
+        partials_clear(partials + part, tensors, (double *)(after_scratch + partials_offset[part]));
+    rows.partials = partials, rows.c1 = (double *)(after_scratch + bytes), rows.c2 = rows.c1 + coefficients;
+    if (!shared) run_parallel(rows_backward_sets_task, &rows, rows.parts, threads, memory, scratch);
+    else for (; rows.first_set < all_sets; rows.first_set += batch) {
+        rows.sets = min(batch, all_sets - rows.first_set), rows.shared = 1;
+        if (with_sums) run_parallel(rows_sums_task, &rows, rows.parts, threads, memory, scratch);
+        for (int64_t set = 0; with_sums && set < rows.sets; set++) {
             double c1 = 0.0, c2 = 0.0;
             for (int64_t i = set * rows.cut.pieces; i < (set + 1) * rows.cut.pieces; i++) c1 += rows.c1[i], c2 += rows.c2[i];
-            set_coefficients(p, t, rows.first + set, c1, c2);
+            write_coefficients(problem, tensors, rows.first_set + set, c1, c2);
         }
-        if (t->dx) each(rows_dx_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
+        if (tensors->dx) run_parallel(rows_dx_piece_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
     }
-    if (sums) cells_finish(p, t, cells, rows.parts, threads);
-    release(memory);
+    if (with_sums) partials_reduce(problem, tensors, partials, rows.parts, threads);
+    release_buffer(memory);
     return 0;
 }

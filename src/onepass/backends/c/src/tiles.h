@@ -1,193 +1,219 @@
-/* The tile walk: row by row, across the sets that lie side by side; what is summed over rows is an array of columns. */
+/* The tile walk, forward: row by row, across sets that are side by side in memory. It suits sets with short runs.
+
+   Sums over rows are arrays with one number for each column. At the end, the columns of a set are merged.
+   A task is a chunk (columns of whole sets of a sample), or a piece (some rows of a sample that threads share). */
 #pragma once
 #include "rows.h"
 
-enum { CACHED = 1 << 19, NARROW = 1024 }; /* bytes that stay in the second-level cache between two passes; of a row, too few to be read apart */
+enum { CACHE_BYTES = 1 << 19 }; /* so much stays in the second-level cache between two passes */
+enum { NARROW_BYTES = 1024 };   /* reading less than this of each row is slow */
 
 typedef struct {
-    const Problem *p;
-    const Tensors *t;
-    int64_t columns, chunks;       /* of a task that has whole sets; how many such tasks a sample has */
-    int64_t rows, pieces;          /* of a piece of a shared sample; how many there are */
-    int64_t first, samples;        /* of a batch of shared samples */
-    double *one, *two;             /* (sample, piece, column): mean and m2; in a backward the sums of wdy and wdy·x_hat */
-    Cells *cells;
+    const Problem *problem;
+    const Tensors *tensors;
+    int64_t chunk_columns, chunks;         /* columns of a chunk, chunks of a sample */
+    int64_t piece_rows, pieces;            /* rows of a piece, pieces of a sample */
+    int64_t first_sample, samples;         /* of a batch of shared samples */
+    double *mean_or_wdy, *m2_or_wdy_x_hat; /* (sample, piece, column): mean and m2; in a backward Σ wdy and Σ wdy·x_hat */
+    Partials *partials;
     int64_t parts;
-    int alike;                     /* all columns of a row share their parameters */
-} Tiles;
+    int uniform;                           /* all columns of a row share their parameters */
+} TileJob;
 
 typedef struct {
-    Affine affine;
-    STRIP x[BLOCK];
-    STRIP out[BLOCK];
-    STRIP mean[BLOCK];
-    STRIP rstd[BLOCK];
-    STRIP factor[BLOCK];
-} TileStrips;
+    AffineCache affine;
+    ALIGNED_FLOAT x[BLOCK];
+    ALIGNED_FLOAT out[BLOCK];
+    ALIGNED_FLOAT mean[BLOCK];
+    ALIGNED_FLOAT rstd[BLOCK];
+    ALIGNED_FLOAT factor[BLOCK];
+} TileBuffers;
 
-/* mean and m2 of columns j0 to j1 of rows r0 to r1. */
-static void columns_moments(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2, TileStrips *strips) {
+/* mean and m2 of the columns j0 to j1, over rows r0 to r1. */
+static void tile_column_moments(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *mean, double *m2,
+                                TileBuffers *buffers) {
     for (int64_t i = 0; i < j1 - j0; i++) mean[i] = m2[i] = 0.0;
-    for (int64_t j = j0; j < j1; j += SPAN) for (int64_t r = r0, rows; r < r1; r += rows) {
-        int64_t n = smaller(SPAN, j1 - j);
-        Row x[ROWS];
-        rows = smaller(r == r0 ? FIRST : ROWS, r1 - r);
-        for (int64_t k = 0; k < rows; k++) x[k] = normalized(tiles->p, tiles->t, o, r + k, j, n, 1, strips->x).at;
-        merge_columns(mean + (j - j0), m2 + (j - j0), r - r0, x, tiles->p->type, rows, n, (int)tiles->p->centered);
+    for (int64_t j = j0; j < j1; j += COLUMN_SPAN) for (int64_t r = r0, rows; r < r1; r += rows) {
+        int64_t n = min(COLUMN_SPAN, j1 - j);
+        TypedRow x[MAX_ROWS];
+        rows = min(r == r0 ? FIRST_ROWS : MAX_ROWS, r1 - r);
+        for (int64_t k = 0; k < rows; k++) x[k] = norm_input(tiles->problem, tiles->tensors, o, r + k, j, n, 1, buffers->x).data;
+        merge_columns(mean + (j - j0), m2 + (j - j0), r - r0, x, tiles->problem->type, rows, n, (int)tiles->problem->centered);
     }
 }
 
-/* The columns of a set, p->reps rows each, taken together; in rows that are folded, it has them several times. */
-static Moments together(const Problem *p, const double *mean, const double *m2) {
-    int64_t apart = p->sets * p->run;
-    double middle = 0.0, squares = 0.0, columns = (double)(p->fold * p->run);
-    for (int64_t k = 0; k < p->fold; k++) for (int64_t t = k * apart; t < k * apart + p->run; t++) middle += mean[t], squares += m2[t];
-    middle /= columns;
-    if (p->centered && columns > 1.0)
-        for (int64_t k = 0; k < p->fold; k++)
-            for (int64_t t = k * apart; t < k * apart + p->run; t++) squares += (double)p->reps * (mean[t] - middle) * (mean[t] - middle);
-    return (Moments){(double)p->reps * columns, middle, squares};
+/* Merge the columns of a set, which have problem->reps rows each. In folded rows, a set has its columns several times. */
+static Moments merge_set_columns(const Problem *problem, const double *mean, const double *m2) {
+    int64_t unfolded = problem->sets * problem->run;
+    double set_mean = 0.0, squares = 0.0, columns = (double)(problem->fold * problem->run);
+    for (int64_t k = 0; k < problem->fold; k++) for (int64_t column = k * unfolded; column < k * unfolded + problem->run; column++)
+        set_mean += mean[column], squares += m2[column];
+    set_mean /= columns;
+    if (problem->centered && columns > 1.0)
+        for (int64_t k = 0; k < problem->fold; k++)
+            for (int64_t column = k * unfolded; column < k * unfolded + problem->run; column++)
+                squares += (double)problem->reps * (mean[column] - set_mean) * (mean[column] - set_mean);
+    return (Moments){(double)problem->reps * columns, set_mean, squares};
 }
 
-/* A statistic of the sets, for each of their columns. */
-static void columns_of(float *restrict to, const float *restrict stat, const Problem *p, int64_t o, int64_t j0, int64_t n) {
-    const float *of = stat + o * p->sets;
-    if (p->fold > 1 && n > once(p, n)) {
-        columns_of(to, stat, p, o, 0, once(p, n));
-        repeat(to, once(p, n), n);
-    } else if (p->run == 1) memcpy(to, of + j0, (size_t)n * 4);
+/* The statistic of each column's set. */
+static void expand_statistic(float *restrict to, const float *restrict stat, const Problem *problem, int64_t o, int64_t j0, int64_t n) {
+    const float *sample_stat = stat + o * problem->sets;
+    if (problem->fold > 1 && n > unfolded_columns(problem, n)) {
+        expand_statistic(to, stat, problem, o, 0, unfolded_columns(problem, n));
+        repeat_columns(to, unfolded_columns(problem, n), n);
+    } else if (problem->run == 1) memcpy(to, sample_stat + j0, (size_t)n * 4);
     else {
-        int64_t s = set_of(p, j0), within = rest(j0, p->run);
-        for (int64_t i = 0; i < n; within = 0, s = s + 1 == p->sets ? 0 : s + 1) {
-            float value = of[s];
-            for (int64_t end = smaller(n, i + p->run - within); i < end; i++) to[i] = value;
+        int64_t s = set_of_column(problem, j0), within = fast_mod(j0, problem->run);
+        for (int64_t i = 0; i < n; within = 0, s = s + 1 == problem->sets ? 0 : s + 1) {
+            float value = sample_stat[s];
+            for (int64_t end = min(n, i + problem->run - within); i < end; i++) to[i] = value;
         }
     }
 }
 
-/* Whether parameters vary from row to row; whether they are the same all along a row. */
-static int by_rows(const Problem *p) { return (affine(p) && p->param.b) || (modulated(p) && p->modulation.b); }
-static int row_alike(const Problem *p) { return (!affine(p) || is_constant(p, &p->param)) && (!modulated(p) || is_constant(p, &p->modulation)); }
+/* Whether rows of a sample use different parameters. */
+static int parameters_vary_by_row(const Problem *problem) {
+    return (has_affine(problem) && problem->param_map.b) || (has_modulation(problem) && problem->modulation_map.b);
+}
+/* Whether all columns of a row share their parameters. */
+static int row_is_uniform(const Problem *problem) {
+    return (!has_affine(problem) || is_constant(problem, &problem->param_map)) &&
+        (!has_modulation(problem) || is_constant(problem, &problem->modulation_map));
+}
 
-static void tiles_apply(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileStrips *strips) {
-    const Problem *p = tiles->p;
-    const Tensors *t = tiles->t;
-    int vary = by_rows(p);
-    affine_start(&strips->affine);
+static void tile_normalize_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBuffers *buffers) {
+    const Problem *problem = tiles->problem;
+    const Tensors *tensors = tiles->tensors;
+    int parameters_vary = parameters_vary_by_row(problem);
+    affine_cache_clear(&buffers->affine);
     for (int64_t j = j0; j < j1; j += BLOCK) {
-        int64_t n = smaller(BLOCK, j1 - j);
-        const Slot *slot = NULL;
-        columns_of(strips->mean, t->mean, p, o, j, n);
-        columns_of(strips->rstd, t->rstd, p, o, j, n);
+        int64_t n = min(BLOCK, j1 - j);
+        const AffineSlot *slot = NULL;
+        expand_statistic(buffers->mean, tensors->mean, problem, o, j, n);
+        expand_statistic(buffers->rstd, tensors->rstd, problem, o, j, n);
         for (int64_t r = r0; r < r1; r++) {
-            int64_t at = dense(p, o, r, j);
-            Strip x = normalized(p, t, o, r, j, n, (int)p->given, strips->x);
-            Way way = way_of(p, !p->activation, x, t->y, at, n, strips->x, strips->out);
+            int64_t index = dense_index(problem, o, r, j);
+            TypedArray x = norm_input(problem, tensors, o, r, j, n, (int)problem->given_statistics, buffers->x);
+            LoopOperands loop = loop_operands(problem, !problem->activation, x, tensors->y, index, n, buffers->x, buffers->out);
             if (r + 2 < r1) {
-                ahead(t->x, in_x(p, o, r + 2, j), n, p->x, 0);
-                ahead(t->y, dense(p, o, r + 2, j), n, p->type, 1);
+                prefetch(tensors->x, x_index(problem, o, r + 2, j), n, problem->x_type, 0);
+                prefetch(tensors->y, dense_index(problem, o, r + 2, j), n, problem->type, 1);
             }
-            if (tiles->alike) {
+            if (tiles->uniform) {
                 float gain, term;
-                constants_at(p, t, o, r, j, &gain, &term);
-                loops_of[way.type].normalize_columns_alike(way.out, way.x, strips->mean, strips->rstd, gain, term, n);
+                uniform_affine(problem, tensors, o, r, j, &gain, &term);
+                loops_for[loop.type].normalize_columns_uniform(loop.out, loop.x, buffers->mean, buffers->rstd, gain, term, n);
             } else {
-                if (vary || !slot) {
-                    slot = affine_at(&strips->affine, p, t, o, r, j, n);
-                    memcpy(strips->factor, strips->rstd, (size_t)n * 4);
-                    multiply(strips->factor, slot->gain, n);
+                if (parameters_vary || !slot) {
+                    slot = affine_cache_get(&buffers->affine, problem, tensors, o, r, j, n);
+                    memcpy(buffers->factor, buffers->rstd, (size_t)n * 4);
+                    multiply_by(buffers->factor, slot->gain, n);
                 }
-                loops_of[way.type].normalize_columns(way.out, way.x, strips->mean, strips->factor, slot->term, n);
+                loops_for[loop.type].normalize_columns(loop.out, loop.x, buffers->mean, buffers->factor, slot->term, n);
             }
-            if (p->activation) activate(t->y, at, way.out, n, p->activation, p->type);
-            else if (way.type != p->type) store(t->y, at, way.out, n, p->type);
+            if (problem->activation) activate(tensors->y, index, loop.out, n, problem->activation, problem->type);
+            else if (loop.type != problem->type) store_floats(tensors->y, index, loop.out, n, problem->type);
         }
     }
 }
 
-/* Some whole sets of a sample: reduced and applied while they are in the cache. */
-static void tiles_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    const Problem *p = tiles->p;
-    TileStrips *strips = scratch;
-    double *mean = (double *)(strips + 1), *m2 = mean + tiles->columns;
-    int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
-    if (!p->given) {
-        columns_moments(tiles, o, 0, p->reps, j0, j1, mean, m2, strips);
-        for (int64_t j = 0; j < smaller(j1 - j0, p->sets * p->run); j += p->run)
-            set_statistics(p, tiles->t, o * p->sets + (j0 + j) / p->run, together(p, mean + j, m2 + j));
+/* A chunk. It is read for its statistics and again for y while it is in the cache. */
+static void tiles_whole_sets_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    const Problem *problem = tiles->problem;
+    TileBuffers *buffers = scratch;
+    double *mean = (double *)(buffers + 1), *m2 = mean + tiles->chunk_columns;
+    int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->chunk_columns;
+    int64_t j1 = min(j0 + tiles->chunk_columns, row_width(problem));
+    if (!problem->given_statistics) {
+        tile_column_moments(tiles, o, 0, problem->reps, j0, j1, mean, m2, buffers);
+        for (int64_t j = 0; j < min(j1 - j0, problem->sets * problem->run); j += problem->run)
+            write_statistics(problem, tiles->tensors, o * problem->sets + (j0 + j) / problem->run,
+                             merge_set_columns(problem, mean + j, m2 + j));
     }
-    if (tiles->t->y) tiles_apply(tiles, o, 0, p->reps, j0, j1, strips);
+    if (tiles->tensors->y) tile_normalize_rows(tiles, o, 0, problem->reps, j0, j1, buffers);
 }
 
-static void tiles_reduce_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t piece = number % tiles->pieces, r0 = piece * tiles->rows, at = number * width(tiles->p);
-    columns_moments(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), tiles->one + at, tiles->two + at, scratch);
+static void tiles_piece_moments_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t piece = number % tiles->pieces, r0 = piece * tiles->piece_rows, index = number * row_width(tiles->problem);
+    tile_column_moments(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
+                        row_width(tiles->problem), tiles->mean_or_wdy + index, tiles->m2_or_wdy_x_hat + index, scratch);
 }
 
-/* The moments of a set of a shared sample: pieces of columns, then columns of sets. */
-static void tiles_combine(const Tiles *tiles, int64_t o, int64_t s) {
-    const Problem *p = tiles->p;
-    int64_t w = width(p);
-    double *one = tiles->one + o * tiles->pieces * w + s * p->run, *two = tiles->two + o * tiles->pieces * w + s * p->run;
-    for (int64_t k = 0; k < p->fold; k++) for (int64_t t = k * p->sets * p->run; t < k * p->sets * p->run + p->run; t++) {
+/* The moments of a set of a shared sample: merge the pieces of each column, then the columns. */
+static void tiles_merge_set(const TileJob *tiles, int64_t o, int64_t s) {
+    const Problem *problem = tiles->problem;
+    int64_t width = row_width(problem);
+    double *mean = tiles->mean_or_wdy + o * tiles->pieces * width + s * problem->run;
+    double *m2 = tiles->m2_or_wdy_x_hat + o * tiles->pieces * width + s * problem->run;
+    for (int64_t k = 0; k < problem->fold; k++)
+        for (int64_t column = k * problem->sets * problem->run; column < k * problem->sets * problem->run + problem->run; column++) {
         Moments all = {0.0, 0.0, 0.0};
         for (int64_t piece = 0; piece < tiles->pieces; piece++) {
-            double rows = (double)(smaller(p->reps, (piece + 1) * tiles->rows) - piece * tiles->rows);
-            all = merged(all, (Moments){rows, one[piece * w + t], two[piece * w + t]}, (int)p->centered);
+            double rows = (double)(min(problem->reps, (piece + 1) * tiles->piece_rows) - piece * tiles->piece_rows);
+            all = merge_moments(all, (Moments){rows, mean[piece * width + column], m2[piece * width + column]}, (int)problem->centered);
         }
-        one[t] = all.mean, two[t] = all.m2;
+        mean[column] = all.mean, m2[column] = all.m2;
     }
-    set_statistics(p, tiles->t, (tiles->first + o) * p->sets + s, together(p, one, two));
+    write_statistics(problem, tiles->tensors, (tiles->first_sample + o) * problem->sets + s, merge_set_columns(problem, mean, m2));
 }
 
-/* Some sets at a time: a task should be worth its number. */
-static int64_t combined(const Problem *p) { return larger(1, BLOCK / (p->fold * p->run)); }
+/* Several sets for each task: one alone would cost less than starting a task. */
+static int64_t sets_per_merge_task(const Problem *problem) { return max(1, BLOCK / (problem->fold * problem->run)); }
 
-static void tiles_combine_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t start = number * combined(tiles->p), end = smaller(start + combined(tiles->p), tiles->samples * tiles->p->sets);
+static void tiles_merge_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t start = number * sets_per_merge_task(tiles->problem);
+    int64_t end = min(start + sets_per_merge_task(tiles->problem), tiles->samples * tiles->problem->sets);
     (void)scratch;
-    for (int64_t set = start; set < end; set++) tiles_combine(tiles, set / tiles->p->sets, set % tiles->p->sets);
+    for (int64_t set = start; set < end; set++) tiles_merge_set(tiles, set / tiles->problem->sets, set % tiles->problem->sets);
 }
 
-static void tiles_apply_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t r0 = number % tiles->pieces * tiles->rows;
-    tiles_apply(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
+static void tiles_normalize_piece_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t r0 = number % tiles->pieces * tiles->piece_rows;
+    tile_normalize_rows(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
+                        row_width(tiles->problem), scratch);
 }
 
-/* How a tile walk is cut. Whole sets for a task, if their columns are as wide as two lines of memory and stay in a cache; otherwise samples are shared. */
-static int tiles_shared(Tiles *tiles, int64_t bytes) {
-    const Problem *p = tiles->p;
-    int64_t w = width(p), sets = larger(1, CACHED / larger(1, p->reps * p->run * bytes));
-    tiles->columns = p->fold > 1 ? w : smaller(w, smaller(sets, larger(1, 4 * BLOCK / p->run)) * p->run);
-    int64_t eighth = pieces_of(w / p->run, 8) * p->run; /* if that gives enough tasks, and they are not narrow */
-    if (p->fold == 1 && p->outer < 8 && eighth < tiles->columns && eighth * size_of(p->type) >= NARROW) tiles->columns = eighth;
-    tiles->chunks = pieces_of(w, tiles->columns);
-    tiles->rows = larger(FIRST, PIECE / w), tiles->pieces = pieces_of(p->reps, tiles->rows);
-    if (tiles->columns * size_of(p->type) < NARROW && tiles->columns < w) return 1;
-    return p->reps * tiles->columns * bytes > 2 * CACHED || (p->outer * tiles->chunks < 8 && p->reps * w > PIECE / 4 && tiles->pieces > 1);
+/* Choose chunks and pieces. Returns whether threads share samples: chunks would be narrow, too large for the cache,
+   or too few. `bytes` are read for each element. */
+static int cut_tiles(TileJob *tiles, int64_t bytes) {
+    const Problem *problem = tiles->problem;
+    int64_t width = row_width(problem), sets = max(1, CACHE_BYTES / max(1, problem->reps * problem->run * bytes));
+    tiles->chunk_columns = problem->fold > 1 ? width : min(width, min(sets, max(1, 4 * BLOCK / problem->run)) * problem->run);
+    int64_t eighth = ceil_div(width / problem->run, 8) * problem->run; /* for at least 8 tasks */
+    if (problem->fold == 1 && problem->outer < 8 && eighth < tiles->chunk_columns && eighth * element_size(problem->type) >= NARROW_BYTES)
+        tiles->chunk_columns = eighth;
+    tiles->chunks = ceil_div(width, tiles->chunk_columns);
+    tiles->piece_rows = max(FIRST_ROWS, PIECE_ELEMENTS / width), tiles->pieces = ceil_div(problem->reps, tiles->piece_rows);
+    if (tiles->chunk_columns * element_size(problem->type) < NARROW_BYTES && tiles->chunk_columns < width) return 1;
+    return problem->reps * tiles->chunk_columns * bytes > 2 * CACHE_BYTES ||
+        (problem->outer * tiles->chunks < 8 && problem->reps * width > PIECE_ELEMENTS / 4 && tiles->pieces > 1);
 }
 
-static int tiles_forward(const Problem *p, const Tensors *t, int64_t threads) {
-    Tiles tiles = {.p = p, .t = t, .alike = row_alike(p)};
-    int shared = tiles_shared(&tiles, size_of(p->type));
-    int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(p->reps * w * size_of(p->type))) : 0, moments = p->given ? 0 : batch * tiles.pieces * w;
-    int64_t scratch = aligned((int64_t)sizeof(TileStrips) + (shared ? 0 : 16 * tiles.columns));
-    char *memory = buffers(threads * scratch + 16 * moments);
+static int tiles_forward(const Problem *problem, const Tensors *tensors, int64_t threads) {
+    TileJob tiles = {.problem = problem, .tensors = tensors, .uniform = row_is_uniform(problem)};
+    int shared = cut_tiles(&tiles, element_size(problem->type));
+    int64_t width = row_width(problem);
+    int64_t batch = shared ? min(problem->outer, batch_size(problem->reps * width * element_size(problem->type))) : 0;
+    int64_t moments = problem->given_statistics ? 0 : batch * tiles.pieces * width;
+    int64_t scratch = aligned_size((int64_t)sizeof(TileBuffers) + (shared ? 0 : 16 * tiles.chunk_columns));
+    char *memory = allocate_buffer(threads * scratch + 16 * moments);
     if (!memory) return 1;
-    tiles.one = (double *)(memory + threads * scratch), tiles.two = tiles.one + moments;
-    if (!shared) each(tiles_task, &tiles, p->outer * tiles.chunks, threads, memory, scratch);
-    else for (; tiles.first < p->outer; tiles.first += batch) {
-        tiles.samples = smaller(batch, p->outer - tiles.first);
-        if (!p->given) {
-            each(tiles_reduce_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
-            each(tiles_combine_task, &tiles, pieces_of(tiles.samples * p->sets, combined(p)), threads, memory, scratch);
+    tiles.mean_or_wdy = (double *)(memory + threads * scratch), tiles.m2_or_wdy_x_hat = tiles.mean_or_wdy + moments;
+    if (!shared) run_parallel(tiles_whole_sets_task, &tiles, problem->outer * tiles.chunks, threads, memory, scratch);
+    else for (; tiles.first_sample < problem->outer; tiles.first_sample += batch) {
+        tiles.samples = min(batch, problem->outer - tiles.first_sample);
+        if (!problem->given_statistics) {
+            run_parallel(tiles_piece_moments_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+            run_parallel(tiles_merge_task, &tiles, ceil_div(tiles.samples * problem->sets, sets_per_merge_task(problem)), threads, memory,
+                         scratch);
         }
-        if (t->y) each(tiles_apply_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+        if (tensors->y) run_parallel(tiles_normalize_piece_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
-    release(memory);
+    release_buffer(memory);
     return 0;
 }

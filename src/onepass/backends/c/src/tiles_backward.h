@@ -1,223 +1,246 @@
-/* The backward of the tile walk. */
+/* The tile walk, backward: sums over the rows of each column, then c1 and c2 of the sets, then dx. */
 #pragma once
 #include "rows_backward.h"
 #include "tiles.h"
 
 typedef struct {
-    Affine affine;
-    STRIP x[BLOCK];
-    STRIP dy[BLOCK];
-    STRIP dz[BLOCK];
-    STRIP out[BLOCK];
-    STRIP mean[BLOCK];
-    STRIP rstd[BLOCK];
-    STRIP a[BLOCK + APART];
-    STRIP b[BLOCK + APART];
-    STRIP zeros[BLOCK];
-    STRIP ones[BLOCK];
-    STRIP c1[BLOCK];
-    STRIP c2[BLOCK];
-    STRIP of_dz[BLOCK];
-    STRIP of_x[BLOCK];
-    STRIP constant[BLOCK];
-} TileBackStrips;
+    AffineCache affine;
+    ALIGNED_FLOAT x[BLOCK];
+    ALIGNED_FLOAT dy[BLOCK];
+    ALIGNED_FLOAT dz[BLOCK];
+    ALIGNED_FLOAT out[BLOCK];
+    ALIGNED_FLOAT mean[BLOCK];
+    ALIGNED_FLOAT rstd[BLOCK];
+    ALIGNED_FLOAT a[BLOCK + ARRAY_GAP];
+    ALIGNED_FLOAT b[BLOCK + ARRAY_GAP];
+    ALIGNED_FLOAT zeros[BLOCK];
+    ALIGNED_FLOAT ones[BLOCK];
+    ALIGNED_FLOAT c1[BLOCK];
+    ALIGNED_FLOAT c2[BLOCK];
+    ALIGNED_FLOAT dz_factor[BLOCK];
+    ALIGNED_FLOAT x_factor[BLOCK];
+    ALIGNED_FLOAT constant[BLOCK];
+} TileBackwardBuffers;
 
-/* A row of a backward: x_hat = (x - mean)·rstd, and dz. */
-typedef struct { int64_t type; const void *x, *dz; const float *gain, *mean, *rstd; float one_gain; } GivenRow; /* one_gain: of all columns, where `alike` */
+/* The inputs of a row: x and dz, of one type, with x_hat = (x - mean)·rstd. uniform_gain is for uniform rows. */
+typedef struct { int64_t type; const void *x, *dz; const float *gain, *mean, *rstd; float uniform_gain; } BackwardRow;
 
-static void tile_start(const Tiles *tiles, int64_t o, int64_t j, int64_t n, TileBackStrips *strips) {
-    affine_start(&strips->affine);
-    fill(strips->zeros, 0.0f, n), fill(strips->ones, 1.0f, n);
-    if (tiles->t->mean) columns_of(strips->mean, tiles->t->mean, tiles->p, o, j, n);
-    else fill(strips->mean, 0.0f, n);
-    columns_of(strips->rstd, tiles->t->rstd, tiles->p, o, j, n);
+static void tile_backward_start(const TileJob *tiles, int64_t o, int64_t j, int64_t n, TileBackwardBuffers *buffers) {
+    affine_cache_clear(&buffers->affine);
+    fill(buffers->zeros, 0.0f, n), fill(buffers->ones, 1.0f, n);
+    if (tiles->tensors->mean) expand_statistic(buffers->mean, tiles->tensors->mean, tiles->problem, o, j, n);
+    else fill(buffers->mean, 0.0f, n);
+    expand_statistic(buffers->rstd, tiles->tensors->rstd, tiles->problem, o, j, n);
 }
 
-static GivenRow tile_given(const Tiles *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackStrips *strips) {
-    const Problem *p = tiles->p;
-    const Tensors *t = tiles->t;
-    int64_t at = dense(p, o, r, j);
-    Strip x = normalized(p, t, o, r, j, n, 0, strips->x);
-    GivenRow g = {p->type, x.at, there(t->dy, at, p->type), NULL, strips->mean, strips->rstd, 0.0f};
-    if (tiles->alike) {
+static BackwardRow tile_backward_row(const TileJob *tiles, int64_t o, int64_t r, int64_t j, int64_t n, TileBackwardBuffers *buffers) {
+    const Problem *problem = tiles->problem;
+    const Tensors *tensors = tiles->tensors;
+    int64_t index = dense_index(problem, o, r, j);
+    TypedArray x = norm_input(problem, tensors, o, r, j, n, 0, buffers->x);
+    BackwardRow in = {problem->type, x.data, element_at(tensors->dy, index, problem->type), NULL, buffers->mean, buffers->rstd, 0.0f};
+    if (tiles->uniform) {
         float term;
-        constants_at(p, t, o, r, j, &g.one_gain, &term);
-        if (plain(p, t)) return g;
+        uniform_affine(problem, tensors, o, r, j, &in.uniform_gain, &term);
+        if (is_direct(problem, tensors)) return in;
     }
-    const Slot *slot = affine_at(&strips->affine, p, t, o, r, j, n);
-    g.gain = slot->gain;
-    if (plain(p, t)) return g;
-    g.type = F32, g.x = as_floats(x, n, strips->x), g.dz = floats(t->dy, at, n, p->type, strips->dy);
-    if (p->from_y) {
-        x_hat_from(strips->out, g.x, slot->gain, slot->term, n);
-        memcpy(strips->x, strips->out, (size_t)n * 4);
-        g.x = strips->x, g.mean = strips->zeros, g.rstd = strips->ones;
+    const AffineSlot *slot = affine_cache_get(&buffers->affine, problem, tensors, o, r, j, n);
+    in.gain = slot->gain;
+    if (is_direct(problem, tensors)) return in;
+    in.type = F32, in.x = array_as_floats(x, n, buffers->x), in.dz = floats_at(tensors->dy, index, n, problem->type, buffers->dy);
+    if (problem->from_y) {
+        x_hat_from_y(buffers->out, in.x, slot->gain, slot->term, n);
+        memcpy(buffers->x, buffers->out, (size_t)n * 4);
+        in.x = buffers->x, in.mean = buffers->zeros, in.rstd = buffers->ones;
     }
-    if (p->activation) {
-        through_columns(strips->dz, g.dz, g.x, g.mean, g.rstd, g.gain, slot->term, n, p->activation);
-        g.dz = strips->dz;
+    if (problem->activation) {
+        activation_backward_columns(buffers->dz, in.dz, in.x, in.mean, in.rstd, in.gain, slot->term, n, problem->activation);
+        in.dz = buffers->dz;
     }
-    return g;
+    return in;
 }
 
-LOOP void add_weighted_wide(double *restrict sum, const float *restrict gain, const float *restrict x, int64_t n) {
+VECTOR_LOOP void add_weighted_to_doubles(double *restrict sum, const float *restrict gain, const float *restrict x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += (double)gain[i] * x[i];
 }
 
-/* The sums over rows r0 to r1 of wdy and wdy·x_hat, column by column, and those of parameters. */
-static void columns_sums(const Tiles *tiles, const Cells *cells, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, double *one, double *two, TileBackStrips *strips) {
-    const Problem *p = tiles->p;
-    int vary = by_rows(p) || tiles->alike;
-    for (int64_t i = 0; i < j1 - j0; i++) one[i] = two[i] = 0.0;
-    for (int64_t j = j0; j < j1; j += BLOCK, one += BLOCK, two += BLOCK) {
-        int64_t n = smaller(BLOCK, j1 - j);
-        tile_start(tiles, o, j, n, strips);
-        fill(strips->a, 0.0f, n), fill(strips->b, 0.0f, n);
+/* Σ wdy and Σ wdy·x_hat of each column over rows r0 to r1. Also adds to the partial sums, if there are any. */
+static void tile_column_sums(const TileJob *tiles, const Partials *partials, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1,
+                             double *wdy, double *wdy_x_hat, TileBackwardBuffers *buffers) {
+    const Problem *problem = tiles->problem;
+    int parameters_vary = parameters_vary_by_row(problem) || tiles->uniform;
+    for (int64_t i = 0; i < j1 - j0; i++) wdy[i] = wdy_x_hat[i] = 0.0;
+    for (int64_t j = j0; j < j1; j += BLOCK, wdy += BLOCK, wdy_x_hat += BLOCK) {
+        int64_t n = min(BLOCK, j1 - j);
+        tile_backward_start(tiles, o, j, n, buffers);
+        fill(buffers->a, 0.0f, n), fill(buffers->b, 0.0f, n);
         for (int64_t r = r0; r < r1; r++) {
-            GivenRow g = tile_given(tiles, o, r, j, n, strips);
-            const Loops *loops = loops_of + g.type;
-            if (!vary) loops->add_columns(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, n);
-            else if (tiles->alike) loops->add_columns_alike(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, g.one_gain, n);
-            else loops->add_columns_weighted(strips->a, strips->b, g.x, g.dz, g.mean, g.rstd, g.gain, n);
-            if (cells && tiles->alike) {
-                Pair sums = loops->sums_row(g.x, g.dz, g.mean, g.rstd, n);
-                cells_add(cells, p, tiles->t, map_base(&p->param, o, r), map_base(&p->modulation, o, r), sums.two, sums.one);
-            } else if (cells && vary) {
-                loops->products_row(strips->of_x, strips->of_dz, g.x, g.dz, g.mean, g.rstd, n);
-                cells_add_columns(cells, p, tiles->t, o, r, j, n, strips->of_x, strips->of_dz);
+            BackwardRow in = tile_backward_row(tiles, o, r, j, n, buffers);
+            const LoopTable *loops = loops_for + in.type;
+            if (!parameters_vary) loops->add_column_products(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, n);
+            else if (tiles->uniform)
+                loops->add_column_products_uniform(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, in.uniform_gain, n);
+            else loops->add_column_products_weighted(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, in.gain, n);
+            if (partials && tiles->uniform) {
+                SumPair sums = loops->row_sums(in.x, in.dz, in.mean, in.rstd, n);
+                partials_add(partials, problem, tiles->tensors, map_base(&problem->param_map, o, r),
+                             map_base(&problem->modulation_map, o, r), sums.second, sums.first);
+            } else if (partials && parameters_vary) {
+                loops->row_products(buffers->x_factor, buffers->dz_factor, in.x, in.dz, in.mean, in.rstd, n);
+                partials_add_columns(partials, problem, tiles->tensors, o, r, j, n, buffers->x_factor, buffers->dz_factor);
             }
-            if ((r - r0) % OFTEN == OFTEN - 1 || r == r1 - 1) {
-                if (cells && !vary) cells_add_columns(cells, p, tiles->t, o, r, j, n, strips->a, strips->b);
-                add_weighted_wide(one, vary ? strips->ones : g.gain, strips->b, n); /* (41) */
-                add_weighted_wide(two, vary ? strips->ones : g.gain, strips->a, n);
-                fill(strips->a, 0.0f, n), fill(strips->b, 0.0f, n);
+            if ((r - r0) % ROWS_PER_FLUSH == ROWS_PER_FLUSH - 1 || r == r1 - 1) {
+                if (partials && !parameters_vary)
+                    partials_add_columns(partials, problem, tiles->tensors, o, r, j, n, buffers->a, buffers->b);
+                add_weighted_to_doubles(wdy, parameters_vary ? buffers->ones : in.gain, buffers->b, n); /* (41) */
+                add_weighted_to_doubles(wdy_x_hat, parameters_vary ? buffers->ones : in.gain, buffers->a, n);
+                fill(buffers->a, 0.0f, n), fill(buffers->b, 0.0f, n);
             }
         }
     }
 }
 
-/* (8) as of_dz·dz + of_x·(x - mean) + constant, column by column; where `alike`, of_dz is rstd·gain. */
-LOOP void dx_coefficients(TileBackStrips *restrict strips, const float *restrict x_rstd, int64_t n) {
-    const float *restrict rstd = strips->rstd, *restrict c1 = strips->c1, *restrict c2 = strips->c2;
-    float *restrict of_x = strips->of_x, *restrict constant = strips->constant;
-    for (int64_t i = 0; i < n; i++) of_x[i] = -c2[i] * rstd[i] * x_rstd[i], constant[i] = -c1[i] * rstd[i];
+/* (8) as dz_factor·dz + x_factor·(x - mean) + constant for each column. dz_factor, which is rstd·gain, is set elsewhere. */
+VECTOR_LOOP void dx_factors(TileBackwardBuffers *restrict buffers, const float *restrict x_hat_rstd, int64_t n) {
+    const float *restrict rstd = buffers->rstd, *restrict c1 = buffers->c1, *restrict c2 = buffers->c2;
+    float *restrict x_factor = buffers->x_factor, *restrict constant = buffers->constant;
+    for (int64_t i = 0; i < n; i++) x_factor[i] = -c2[i] * rstd[i] * x_hat_rstd[i], constant[i] = -c1[i] * rstd[i];
 }
 
-static void tiles_dx(const Tiles *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBackStrips *strips) {
-    const Problem *p = tiles->p;
-    const Tensors *t = tiles->t;
-    int vary = by_rows(p);
+static void tile_dx_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBackwardBuffers *buffers) {
+    const Problem *problem = tiles->problem;
+    const Tensors *tensors = tiles->tensors;
+    int parameters_vary = parameters_vary_by_row(problem);
     for (int64_t j = j0; j < j1; j += BLOCK) {
-        int64_t n = smaller(BLOCK, j1 - j);
-        tile_start(tiles, o, j, n, strips);
-        columns_of(strips->c1, t->c1, p, o, j, n);
-        columns_of(strips->c2, t->c2, p, o, j, n);
+        int64_t n = min(BLOCK, j1 - j);
+        tile_backward_start(tiles, o, j, n, buffers);
+        expand_statistic(buffers->c1, tensors->c1, problem, o, j, n);
+        expand_statistic(buffers->c2, tensors->c2, problem, o, j, n);
         for (int64_t r = r0; r < r1; r++) {
-            GivenRow g = tile_given(tiles, o, r, j, n, strips);
-            int64_t at = dense(p, o, r, j);
-            void *out = g.type == p->type ? place(t->dx, at, p->type) : strips->out;
-            if (r == r0 && p->given) fill(strips->of_x, 0.0f, n), fill(strips->constant, 0.0f, n);
-            else if (r == r0) dx_coefficients(strips, g.rstd, n);
-            if (p->given) g.x = nothing, g.mean = strips->zeros; /* dx depends on no x_hat, which may be no number: (9) */
-            if (tiles->alike) loops_of[g.type].dx_columns_alike(out, g.x, g.dz, g.mean, strips->rstd, g.one_gain, strips->of_x, strips->constant, n);
-            else {
-                if (vary || r == r0) {
-                    memcpy(strips->of_dz, strips->rstd, (size_t)n * 4);
-                    multiply(strips->of_dz, g.gain, n);
+            BackwardRow in = tile_backward_row(tiles, o, r, j, n, buffers);
+            int64_t index = dense_index(problem, o, r, j);
+            void *out = in.type == problem->type ? mutable_element_at(tensors->dx, index, problem->type) : buffers->out;
+            if (r == r0 && problem->given_statistics) fill(buffers->x_factor, 0.0f, n), fill(buffers->constant, 0.0f, n);
+            else if (r == r0) dx_factors(buffers, in.rstd, n);
+            if (problem->given_statistics) in.x = zero_block, in.mean = buffers->zeros; /* (9): dx does not use x_hat, which may be NaN */
+            if (tiles->uniform) {
+                loops_for[in.type].dx_columns_uniform(out, in.x, in.dz, in.mean, buffers->rstd, in.uniform_gain, buffers->x_factor,
+                                                      buffers->constant, n);
+            } else {
+                if (parameters_vary || r == r0) {
+                    memcpy(buffers->dz_factor, buffers->rstd, (size_t)n * 4);
+                    multiply_by(buffers->dz_factor, in.gain, n);
                 }
-                loops_of[g.type].dx_columns(out, g.x, g.dz, g.mean, strips->of_dz, strips->of_x, strips->constant, n);
+                loops_for[in.type].dx_columns(out, in.x, in.dz, in.mean, buffers->dz_factor, buffers->x_factor, buffers->constant, n);
             }
-            if (t->dsum) add(out, floats(t->dsum, at, n, p->type, strips->dy), n);
-            if (g.type != p->type) store(t->dx, at, out, n, p->type);
+            if (tensors->dsum) add_to(out, floats_at(tensors->dsum, index, n, problem->type, buffers->dy), n);
+            if (in.type != problem->type) store_floats(tensors->dx, index, out, n, problem->type);
         }
     }
 }
 
-static void columns_coefficients(const Tiles *tiles, int64_t set, const double *one, const double *two) {
+static void write_set_coefficients(const TileJob *tiles, int64_t set, const double *wdy, const double *wdy_x_hat) {
     double c1 = 0.0, c2 = 0.0;
-    int64_t apart = tiles->p->sets * tiles->p->run;
-    for (int64_t k = 0; k < tiles->p->fold; k++) for (int64_t t = k * apart; t < k * apart + tiles->p->run; t++) c1 += one[t], c2 += two[t];
-    set_coefficients(tiles->p, tiles->t, set, c1, c2);
+    int64_t unfolded = tiles->problem->sets * tiles->problem->run;
+    for (int64_t k = 0; k < tiles->problem->fold; k++)
+        for (int64_t column = k * unfolded; column < k * unfolded + tiles->problem->run; column++)
+            c1 += wdy[column], c2 += wdy_x_hat[column];
+    write_coefficients(tiles->problem, tiles->tensors, set, c1, c2);
 }
 
-/* A part of the tasks that have whole sets. */
-static void tiles_part_task(void *job, int64_t part, void *scratch) {
-    const Tiles *tiles = job;
-    const Problem *p = tiles->p;
-    TileBackStrips *strips = scratch;
-    double *one = (double *)(strips + 1), *two = one + tiles->columns;
-    int64_t all = p->outer * tiles->chunks, end = all * (part + 1) / tiles->parts;
-    for (int64_t number = all * part / tiles->parts; number < end; number++) {
-        int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->columns, j1 = smaller(j0 + tiles->columns, width(p));
-        columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, o, 0, p->reps, j0, j1, one, two, strips);
-        for (int64_t j = 0; j < smaller(j1 - j0, p->sets * p->run); j += p->run) columns_coefficients(tiles, o * p->sets + (j0 + j) / p->run, one + j, two + j);
-        if (tiles->t->dx) tiles_dx(tiles, o, 0, p->reps, j0, j1, strips);
+/* One part of all chunks. */
+static void tiles_backward_chunks_task(void *job, int64_t part, void *scratch) {
+    const TileJob *tiles = job;
+    const Problem *problem = tiles->problem;
+    TileBackwardBuffers *buffers = scratch;
+    double *wdy = (double *)(buffers + 1), *wdy_x_hat = wdy + tiles->chunk_columns;
+    int64_t task_count = problem->outer * tiles->chunks, end = task_count * (part + 1) / tiles->parts;
+    for (int64_t number = task_count * part / tiles->parts; number < end; number++) {
+        int64_t o = number / tiles->chunks, j0 = number % tiles->chunks * tiles->chunk_columns;
+        int64_t j1 = min(j0 + tiles->chunk_columns, row_width(problem));
+        tile_column_sums(tiles, any_parameter_gradient(tiles->tensors) ? tiles->partials + part : NULL, o, 0, problem->reps, j0, j1, wdy,
+                         wdy_x_hat, buffers);
+        for (int64_t j = 0; j < min(j1 - j0, problem->sets * problem->run); j += problem->run)
+            write_set_coefficients(tiles, o * problem->sets + (j0 + j) / problem->run, wdy + j, wdy_x_hat + j);
+        if (tiles->tensors->dx) tile_dx_rows(tiles, o, 0, problem->reps, j0, j1, buffers);
     }
 }
 
-static void tiles_dx_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t r0 = number % tiles->pieces * tiles->rows;
-    tiles_dx(tiles, tiles->first + number / tiles->pieces, r0, smaller(r0 + tiles->rows, tiles->p->reps), 0, width(tiles->p), scratch);
+static void tiles_dx_piece_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t r0 = number % tiles->pieces * tiles->piece_rows;
+    tile_dx_rows(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
+                 row_width(tiles->problem), scratch);
 }
 
-/* The sums of a part of the pieces of a batch of samples; where statistics are given, dx depends on none of them, and follows at once. */
-static void tiles_sums_task(void *job, int64_t part, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t w = width(tiles->p), all = tiles->samples * tiles->pieces, end = all * (part + 1) / tiles->parts;
-    for (int64_t number = all * part / tiles->parts; number < end; number++) {
-        int64_t r0 = number % tiles->pieces * tiles->rows;
-        columns_sums(tiles, any_wanted(tiles->t) ? tiles->cells + part : NULL, tiles->first + number / tiles->pieces, r0,
-                     smaller(r0 + tiles->rows, tiles->p->reps), 0, w, tiles->one + number * w, tiles->two + number * w, scratch);
-        if (tiles->p->given && tiles->t->dx) tiles_dx_task(job, number, scratch);
+/* The sums of one part of a batch's pieces. With given statistics, dx does not depend on sums and follows at once. */
+static void tiles_piece_sums_task(void *job, int64_t part, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t width = row_width(tiles->problem), task_count = tiles->samples * tiles->pieces, end = task_count * (part + 1) / tiles->parts;
+    for (int64_t number = task_count * part / tiles->parts; number < end; number++) {
+        int64_t r0 = number % tiles->pieces * tiles->piece_rows;
+        tile_column_sums(tiles, any_parameter_gradient(tiles->tensors) ? tiles->partials + part : NULL,
+                         tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0, width,
+                         tiles->mean_or_wdy + number * width, tiles->m2_or_wdy_x_hat + number * width, scratch);
+        if (tiles->problem->given_statistics && tiles->tensors->dx) tiles_dx_piece_task(job, number, scratch);
     }
 }
 
-static void tiles_coefficients(const Tiles *tiles, int64_t o, int64_t s) {
-    int64_t w = width(tiles->p), run = tiles->p->run;
-    double *one = tiles->one + o * tiles->pieces * w + s * run, *two = tiles->two + o * tiles->pieces * w + s * run;
+static void tiles_merge_coefficients(const TileJob *tiles, int64_t o, int64_t s) {
+    int64_t width = row_width(tiles->problem), run = tiles->problem->run;
+    double *wdy = tiles->mean_or_wdy + o * tiles->pieces * width + s * run;
+    double *wdy_x_hat = tiles->m2_or_wdy_x_hat + o * tiles->pieces * width + s * run;
     for (int64_t piece = 1; piece < tiles->pieces; piece++)
-        for (int64_t k = 0; k < tiles->p->fold; k++)
-            for (int64_t t = k * tiles->p->sets * run; t < k * tiles->p->sets * run + run; t++) one[t] += one[piece * w + t], two[t] += two[piece * w + t];
-    columns_coefficients(tiles, (tiles->first + o) * tiles->p->sets + s, one, two);
+        for (int64_t k = 0; k < tiles->problem->fold; k++)
+            for (int64_t column = k * tiles->problem->sets * run; column < k * tiles->problem->sets * run + run; column++)
+                wdy[column] += wdy[piece * width + column], wdy_x_hat[column] += wdy_x_hat[piece * width + column];
+    write_set_coefficients(tiles, (tiles->first_sample + o) * tiles->problem->sets + s, wdy, wdy_x_hat);
 }
 
-static void tiles_coefficients_task(void *job, int64_t number, void *scratch) {
-    const Tiles *tiles = job;
-    int64_t start = number * combined(tiles->p), end = smaller(start + combined(tiles->p), tiles->samples * tiles->p->sets);
+static void tiles_merge_coefficients_task(void *job, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    int64_t start = number * sets_per_merge_task(tiles->problem);
+    int64_t end = min(start + sets_per_merge_task(tiles->problem), tiles->samples * tiles->problem->sets);
     (void)scratch;
-    for (int64_t set = start; set < end; set++) tiles_coefficients(tiles, set / tiles->p->sets, set % tiles->p->sets);
+    for (int64_t set = start; set < end; set++) tiles_merge_coefficients(tiles, set / tiles->problem->sets, set % tiles->problem->sets);
 }
 
-/* c1 and c2 are given if `sums` is 0, and there is dx alone to compute. */
-static int tiles_backward(const Problem *p, const Tensors *t, int64_t threads, int sums) {
-    Tiles tiles = {.p = p, .t = t, .alike = row_alike(p)};
-    int shared = tiles_shared(&tiles, 2 * size_of(p->type)) || !sums;
-    int64_t w = width(p), batch = shared ? smaller(p->outer, batch_of(2 * p->reps * w * size_of(p->type))) : p->outer;
-    int64_t columns = shared && sums ? batch * tiles.pieces * w : 0, all = shared ? batch * tiles.pieces : p->outer * tiles.chunks;
-    int64_t scratch = aligned((int64_t)sizeof(TileBackStrips) + (shared ? 0 : 16 * tiles.columns));
-    tiles.parts = sums ? smaller(parts_of(p, t), all) : 0;
-    Cells cells[PARTS];
-    int64_t bytes = 0, first[PARTS];
+/* If `with_sums` is 0, c1 and c2 are given, and only dx is computed. */
+static int tiles_backward(const Problem *problem, const Tensors *tensors, int64_t threads, int with_sums) {
+    TileJob tiles = {.problem = problem, .tensors = tensors, .uniform = row_is_uniform(problem)};
+    int shared = cut_tiles(&tiles, 2 * element_size(problem->type)) || !with_sums;
+    int64_t width = row_width(problem);
+    int64_t batch = shared ? min(problem->outer, batch_size(2 * problem->reps * width * element_size(problem->type))) : problem->outer;
+    int64_t columns = shared && with_sums ? batch * tiles.pieces * width : 0;
+    int64_t task_count = shared ? batch * tiles.pieces : problem->outer * tiles.chunks;
+    int64_t scratch = aligned_size((int64_t)sizeof(TileBackwardBuffers) + (shared ? 0 : 16 * tiles.chunk_columns));
+    tiles.parts = with_sums ? min(part_count(problem, tensors), task_count) : 0;
+    Partials partials[MAX_PARTS];
+    int64_t bytes = 0, partials_offset[MAX_PARTS];
     for (int64_t part = 0; part < tiles.parts; part++) {
-        int64_t start = shared ? 0 : all * part / tiles.parts / tiles.chunks, end = shared ? p->outer : (all * (part + 1) / tiles.parts - 1) / tiles.chunks + 1;
-        first[part] = bytes, bytes += cells_of(cells + part, p, t, start, end);
+        int64_t start = shared ? 0 : task_count * part / tiles.parts / tiles.chunks;
+        int64_t end = shared ? problem->outer : (task_count * (part + 1) / tiles.parts - 1) / tiles.chunks + 1;
+        partials_offset[part] = bytes, bytes += partials_plan(partials + part, problem, tensors, start, end);
     }
-    char *memory = buffers(threads * scratch + bytes + 16 * columns);
+    char *memory = allocate_buffer(threads * scratch + bytes + 16 * columns);
     if (!memory) return 1;
-    char *at = memory + threads * scratch;
-    for (int64_t part = 0; part < tiles.parts; part++) cells_start(cells + part, t, (double *)(at + first[part]));
-    tiles.cells = cells, tiles.one = (double *)(at + bytes), tiles.two = tiles.one + columns;
-    if (!shared) each(tiles_part_task, &tiles, tiles.parts, threads, memory, scratch);
-    else for (; tiles.first < p->outer; tiles.first += batch) {
-        tiles.samples = smaller(batch, p->outer - tiles.first);
-        if (sums) {
-            each(tiles_sums_task, &tiles, tiles.parts, threads, memory, scratch);
-            if (!p->given) each(tiles_coefficients_task, &tiles, pieces_of(tiles.samples * p->sets, combined(p)), threads, memory, scratch);
+    char *after_scratch = memory + threads * scratch;
+    for (int64_t part = 0; part < tiles.parts; part++)
+        partials_clear(partials + part, tensors, (double *)(after_scratch + partials_offset[part]));
+    tiles.partials = partials, tiles.mean_or_wdy = (double *)(after_scratch + bytes), tiles.m2_or_wdy_x_hat = tiles.mean_or_wdy + columns;
+    if (!shared) run_parallel(tiles_backward_chunks_task, &tiles, tiles.parts, threads, memory, scratch);
+    else for (; tiles.first_sample < problem->outer; tiles.first_sample += batch) {
+        tiles.samples = min(batch, problem->outer - tiles.first_sample);
+        if (with_sums) {
+            run_parallel(tiles_piece_sums_task, &tiles, tiles.parts, threads, memory, scratch);
+            if (!problem->given_statistics)
+                run_parallel(tiles_merge_coefficients_task, &tiles, ceil_div(tiles.samples * problem->sets, sets_per_merge_task(problem)),
+                             threads, memory, scratch);
         }
-        if (t->dx && !(sums && p->given)) each(tiles_dx_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+        if (tensors->dx && !(with_sums && problem->given_statistics))
+            run_parallel(tiles_dx_piece_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
     }
-    if (sums) cells_finish(p, t, cells, tiles.parts, threads);
-    release(memory);
+    if (with_sums) partials_reduce(problem, tensors, partials, tiles.parts, threads);
+    release_buffer(memory);
     return 0;
 }
