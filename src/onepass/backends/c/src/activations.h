@@ -1,7 +1,6 @@
 /* Activations and their derivatives, one vector at a time, and the loops that apply them.
 
-   An activation is the last step of the forward and the first step of the backward, so both loops are here.
-   x_hat from y, the other first step of a backward, is here too. */
+   The backward starts with the derivative of the activation, or with x_hat from y. Both are here. */
 #pragma once
 #include "numbers.h"
 

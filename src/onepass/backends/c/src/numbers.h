@@ -13,7 +13,7 @@
 #include <arm_neon.h>
 #endif
 
-/* A loop that the compiler vectorizes. Inlining it would make the compiler lose `restrict`, so it stays a call. */
+/* A loop that the compiler vectorizes. It is never inlined, since the compiler would then ignore `restrict`. */
 #define VECTOR_LOOP static __attribute__((noinline))
 
 /* The element of a float array that vectors are read from. */

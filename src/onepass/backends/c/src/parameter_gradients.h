@@ -8,11 +8,11 @@
 #include "moments.h"
 
 enum { MAX_PARTS = 64, MIN_PART_ELEMENTS = 1 << 15 };
-enum { ROWS_PER_FLUSH = 32 }; /* after so many rows, sums of floats are added to the partial sums in double */
-enum { ARRAY_GAP = 96 };      /* elements between two arrays: memory accesses whose last 12 address bits agree delay each other */
+enum { ROWS_PER_FLUSH = 32 }; /* after this many rows, sums of floats are added to the partial sums in double */
+enum { ARRAY_GAP = 96 };      /* elements between two arrays: accesses whose last 12 address bits agree delay each other */
 
 /* The partial sums of one part. The ranges are of weight and bias, and of scale and shift.
-   `which` numbers the gradients: 0 weight, 1 bias, 2 scale, 3 shift. NULL sums: the caller does not need that gradient. */
+   `which` numbers the gradients: 0 weight, 1 bias, 2 scale, 3 shift. Sums are NULL if that gradient is not needed. */
 typedef struct { int64_t start, count; } Range;
 typedef struct { Range range[2]; double *sums[4]; } Partials;
 
@@ -98,9 +98,8 @@ static void partials_add_columns(const Partials *partials, const Problem *proble
         if (partials->sums[1]) add_to_doubles(partials->sums[1] + param + j0, b, n);
     } else for (int64_t i = 0; i < n;) {
         int64_t j = j0 + i;
-        int64_t of_param = columns_left_in_segment(problem, &problem->param_map, j);
-        int64_t of_modulation = columns_left_in_segment(problem, &problem->modulation_map, j);
-        int64_t end = min(n, i + min(of_param, of_modulation));
+        int64_t end = min(n, i + min(columns_left_in_segment(problem, &problem->param_map, j),
+                                     columns_left_in_segment(problem, &problem->modulation_map, j)));
         double sum_a = 0.0, sum_b = 0.0;
         for (; i < end; i++) sum_a += a[i], sum_b += b[i];
         partials_add(partials, problem, tensors, map_index(problem, &problem->param_map, param, j),

@@ -5,7 +5,7 @@
 #include "parameter_gradients.h"
 #include "moments.h"
 
-/* With an activation, dz is costly. For sets of at most so many elements it stays in memory between the sums and dx. */
+/* With an activation, dz is costly. Sets of at most this many elements keep it between the sums and dx. */
 enum { MAX_KEPT_DZ = 1 << 14 };
 
 /* How a set is cut. Runs consist of segments, whose elements share what the kernel needs them to share.
@@ -37,7 +37,7 @@ typedef struct {
     int64_t first_set, sets; /* of this batch */
     int64_t per_task;        /* sets, or runs if statistics are given */
     Moments *pieces;         /* moments of each piece, if threads share sets */
-    double *c1, *c2;         /* sums of each piece, the same in a backward */
+    double *c1, *c2;         /* in a backward: sums of each piece */
     Partials *partials;
     int64_t parts;
     int keeps_dz;

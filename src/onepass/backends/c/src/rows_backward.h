@@ -9,7 +9,7 @@ typedef struct {
     ALIGNED_FLOAT dz[BLOCK];
     ALIGNED_FLOAT out[BLOCK];
     const Partials *partials;
-    float *a, *b;              /* row sums: sums over rows that use the same parameters, for columns low to high of a run */
+    float *a, *b;              /* row sums: over rows with the same parameters, for columns low to high of a run */
     int64_t o, r, s;           /* the last row that they contain */
     int64_t low, high, rows;
     float *kept_dz;            /* dz of a set, or NULL */
@@ -131,7 +131,8 @@ static void rows_dx_block(const RowJob *rows, int64_t set, Block block, const fl
         int64_t offset = row_sums_offset(rows, buffers, o, fast_mod(set, problem->sets), block);
         loops->add_products(buffers->a + offset, buffers->b + offset, in.x, 0, &in.mean, &in.rstd, in.dz, 1, n);
     }
-    if (problem->given_statistics) in.x = zero_block, in.mean = in.rstd = 0.0f; /* (9): dx does not use x_hat, which may be NaN */
+    /* (9): dx does not use x_hat, which may be NaN. */
+    if (problem->given_statistics) in.x = zero_block, in.mean = in.rstd = 0.0f;
     if (rows->uniform) loops->dx_uniform(out, in.x, in.mean, in.dz, in.uniform_gain, tensors->c1[set], tensors->c2[set] * in.rstd,
                                          tensors->rstd[set], n);
     else loops->dx_rows(out, in.x, 0, &in.mean, &in.rstd, tensors->rstd + set, in.dz, in.gain, tensors->c1 + set, tensors->c2 + set, 1, n);

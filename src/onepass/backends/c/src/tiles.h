@@ -5,7 +5,7 @@
 #pragma once
 #include "rows.h"
 
-enum { CACHE_BYTES = 1 << 19 }; /* so much stays in the second-level cache between two passes */
+enum { CACHE_BYTES = 1 << 19 }; /* this much stays in the second-level cache between two passes */
 enum { NARROW_BYTES = 1024 };   /* reading less than this of each row is slow */
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
     int64_t chunk_columns, chunks;         /* columns of a chunk, chunks of a sample */
     int64_t piece_rows, pieces;            /* rows of a piece, pieces of a sample */
     int64_t first_sample, samples;         /* of a batch of shared samples */
-    double *mean_or_wdy, *m2_or_wdy_x_hat; /* (sample, piece, column): mean and m2; in a backward Σ wdy and Σ wdy·x_hat */
+    double *mean_or_wdy, *m2_or_wdy_x_hat; /* (sample, piece, column): moments; in a backward, sums */
     Partials *partials;
     int64_t parts;
     int uniform;                           /* all columns of a row share their parameters */
@@ -42,7 +42,7 @@ static void tile_column_moments(const TileJob *tiles, int64_t o, int64_t r0, int
     }
 }
 
-/* Merge the columns of a set, which have problem->reps rows each. In folded rows, a set has its columns several times. */
+/* Merge the columns of a set, which have problem->reps rows each. A folded row has the columns of a set several times. */
 static Moments merge_set_columns(const Problem *problem, const double *mean, const double *m2) {
     int64_t unfolded = problem->sets * problem->run;
     double set_mean = 0.0, squares = 0.0, columns = (double)(problem->fold * problem->run);
@@ -184,7 +184,7 @@ static int cut_tiles(TileJob *tiles, int64_t bytes) {
     const Problem *problem = tiles->problem;
     int64_t width = row_width(problem), sets = max(1, CACHE_BYTES / max(1, problem->reps * problem->run * bytes));
     tiles->chunk_columns = problem->fold > 1 ? width : min(width, min(sets, max(1, 4 * BLOCK / problem->run)) * problem->run);
-    int64_t eighth = ceil_div(width / problem->run, 8) * problem->run; /* for at least 8 tasks */
+    int64_t eighth = ceil_div(width / problem->run, 8) * problem->run; /* for about 8 tasks */
     if (problem->fold == 1 && problem->outer < 8 && eighth < tiles->chunk_columns && eighth * element_size(problem->type) >= NARROW_BYTES)
         tiles->chunk_columns = eighth;
     tiles->chunks = ceil_div(width, tiles->chunk_columns);

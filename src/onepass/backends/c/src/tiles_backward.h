@@ -100,7 +100,7 @@ static void tile_column_sums(const TileJob *tiles, const Partials *partials, int
     }
 }
 
-/* (8) as dz_factor·dz + x_factor·(x - mean) + constant for each column. dz_factor, which is rstd·gain, is set elsewhere. */
+/* x_factor and constant of dx = dz_factor·dz + x_factor·(x - mean) + constant, which is (8), for each column. */
 VECTOR_LOOP void dx_factors(TileBackwardBuffers *restrict buffers, const float *restrict x_hat_rstd, int64_t n) {
     const float *restrict rstd = buffers->rstd, *restrict c1 = buffers->c1, *restrict c2 = buffers->c2;
     float *restrict x_factor = buffers->x_factor, *restrict constant = buffers->constant;
@@ -122,7 +122,8 @@ static void tile_dx_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1
             void *out = in.type == problem->type ? mutable_element_at(tensors->dx, index, problem->type) : buffers->out;
             if (r == r0 && problem->given_statistics) fill(buffers->x_factor, 0.0f, n), fill(buffers->constant, 0.0f, n);
             else if (r == r0) dx_factors(buffers, in.rstd, n);
-            if (problem->given_statistics) in.x = zero_block, in.mean = buffers->zeros; /* (9): dx does not use x_hat, which may be NaN */
+            /* (9): dx does not use x_hat, which may be NaN. */
+            if (problem->given_statistics) in.x = zero_block, in.mean = buffers->zeros;
             if (tiles->uniform) {
                 loops_for[in.type].dx_columns_uniform(out, in.x, in.dz, in.mean, buffers->rstd, in.uniform_gain, buffers->x_factor,
                                                       buffers->constant, n);
