@@ -51,7 +51,8 @@ static void packs_backward_task(void *job, int64_t part, void *scratch) {
         }
         if (packs->with_sums) {
             loops_for[type].gradient_sums(c1, c2, x, row_stride, mean, rstd, dz, slot->gain, pack.rows, problem->run);
-            if (problem->given_statistics || !problem->centered) fill(c1, 0.0f, pack.rows); /* NaN times 0 would be NaN */
+            /* Not a multiplication by 0, which would keep NaN. */
+            if (problem->given_statistics || !problem->centered) fill(c1, 0.0f, pack.rows);
             else multiply_by_scalar(c1, 1.0f / (float)problem->run, pack.rows);
             if (problem->given_statistics) fill(c2, 0.0f, pack.rows);
             else multiply_by_scalar(c2, 1.0f / (float)problem->run, pack.rows);

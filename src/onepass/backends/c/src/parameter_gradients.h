@@ -9,7 +9,7 @@
 
 enum { MAX_PARTS = 64, MIN_PART_ELEMENTS = 1 << 15 };
 enum { ROWS_PER_FLUSH = 32 }; /* after this many rows, sums of floats are added to the partial sums in double */
-enum { ARRAY_GAP = 96 };      /* elements between two arrays: accesses whose last 12 address bits agree delay each other */
+enum { ARRAY_GAP = 96 };      /* elements between arrays: accesses whose last 12 address bits agree delay each other */
 
 /* The partial sums of one part. The ranges are of weight and bias, and of scale and shift.
    `which` numbers the gradients: 0 weight, 1 bias, 2 scale, 3 shift. Sums are NULL if that gradient is not needed. */

@@ -42,7 +42,7 @@ static void tile_column_moments(const TileJob *tiles, int64_t o, int64_t r0, int
     }
 }
 
-/* Merge the columns of a set, which have problem->reps rows each. A folded row has the columns of a set several times. */
+/* Merge the columns of a set, which have problem->reps rows each. A folded row has these columns several times. */
 static Moments merge_set_columns(const Problem *problem, const double *mean, const double *m2) {
     int64_t unfolded = problem->sets * problem->run;
     double set_mean = 0.0, squares = 0.0, columns = (double)(problem->fold * problem->run);
