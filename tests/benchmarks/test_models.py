@@ -186,15 +186,15 @@ def test_report_command(tmp_path, capsys):
     docs.write_text(f"{report_models.BEGIN}\n{report_models.END}")
     record.write(results, made_up())
     arguments = ["report", "--models", "--results", str(results), "--docs", str(docs)]
-    assert main.main([*arguments, "--check"]) == 1
-    assert main.main(arguments) == 0
-    assert main.main([*arguments, "--check"]) == 0
+    assert main([*arguments, "--check"]) == 1
+    assert main(arguments) == 0
+    assert main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
-    assert main.main([*arguments, "--check"]) == 2
+    assert main([*arguments, "--check"]) == 2
     assert "llama-decode compiled after" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
 def test_the_readme_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main.main(["report", "--models", "--check"]) == 0
+    assert main(["report", "--models", "--check"]) == 0

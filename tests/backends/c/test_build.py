@@ -294,7 +294,7 @@ def test_doctor_says_the_reason(fake, capsys):
     for _ in range(2):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert main.main(["doctor"]) == 0
+            assert main(["doctor"]) == 0
         assert 'C kernels       cannot be used: CC="gcc \'-O2" cannot be read as a command' in capsys.readouterr().out
 
 

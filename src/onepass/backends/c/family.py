@@ -1,4 +1,4 @@
-"""The C family: what the C kernels support and cost."""
+"""The C family: what the C kernels support and cost. The modules that compile and call them are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches, Training
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
-
-from . import launch, minimal
-from .cache import Unavailable
-from .library import load
 
 DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
@@ -43,6 +39,9 @@ class C(Family):
 
     def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
         """Compile the C library. Returns the reason where that is not possible."""
+        from .cache import Unavailable
+        from .library import load
+
         try:
             load()
         except Unavailable as reason:
@@ -54,16 +53,26 @@ class C(Family):
         return ""
 
     def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
+        from . import launch
+
         return launch.forward(problem)
 
     def backward(self, problem: NormProblem, launches: Launches) -> Backward:
+        from . import launch
+
         return launch.backward(problem)
 
     def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        from . import minimal
+
         return minimal.infer(problem)
 
     def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+        from . import minimal
+
         return minimal.track(problem)
 
     def train(self, problem: NormProblem) -> Training | None:
+        from . import minimal
+
         return minimal.train(problem)
