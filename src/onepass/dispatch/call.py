@@ -15,11 +15,11 @@ from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memo
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
 from onepass.core.problem import bind, summed_like
 from onepass.core.spec import NormSpec
-from onepass.planning.options import options_in_context
+from onepass.planning.options import batch_invariant, options_in_context
 
 from . import library  # noqa: F401, registers the ops
 from .autograd import Norm, PlainNorm, Update, pending_updates
-from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare, signatures_of
+from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare
 from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
 
 
@@ -50,7 +50,10 @@ def normalize(
         return normalize_with(define, args, x, weight, bias, mean, var).y
     try:
         given = None if var is None else (mean is None or (mean.shape, mean.dtype), var.shape, var.dtype)
-        kind = kind_of(define, args, x, weight, bias, given)
+        kind = (  # `kind_of(define, args, x, weight, bias, given)`, written out
+            define, args, options_in_context.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
+            weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype, given,
+        )  # fmt: skip
         launchers = find(kind)
         if launchers is None:
             check()
@@ -116,8 +119,9 @@ def may_track(
     fits = type(momentum) is float and all(t.dtype == torch.float32 and t.is_cpu for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:
         return False
-    problem = bind(define(x, weight, bias, *args), x, weight, bias, track=True)
-    prepare(_tracking_kind(define, args, x, weight, bias, *running, momentum), problem, x.device, weight, bias)
+    kind = _tracking_kind(define, args, x, weight, bias, *running, momentum)
+    if find(kind) is None:
+        prepare(kind, bind(define(x, weight, bias, *args), x, weight, bias, track=True), x.device, weight, bias)
     return True
 
 
@@ -154,7 +158,7 @@ def normalize_with(
     way = route(*present)
     if way is not DIRECT:
         return _by_spec(way, define(summed_like(x, optional.residual), weight, bias, *args), operands, track, update)
-    kind = kind_of(define, args, x, weight, bias, (track, signatures_of(operands[3:])))
+    kind = kind_of(define, args, x, weight, bias, (track, *[None if t is None else (t.shape, t.dtype, t.device) for t in operands[3:]]))
     launchers = find(kind)
     if launchers is None:
         spec = define(summed_like(x, optional.residual), weight, bias, *args)
