@@ -285,7 +285,7 @@ def test_out(name, layout):
         (lambda x: torch.empty(x.shape).half(), "dtype torch.float16"),
         (lambda x: torch.empty(x.shape, device="meta"), "on meta"),
         (lambda x: torch.empty(1).expand(x.shape), "single memory location"),
-        (lambda x: x.as_strided(x.shape, (1, 3, 24, 120)), "shares memory with input without being it"),
+        (lambda x: x.as_strided(x.shape, (1, 3, 24, 120)), "shares memory with input but is not input"),
         (lambda x: torch.ones_like(x).requires_grad_(), "don't support automatic differentiation"),
         (lambda x: [1.0], "argument 'out' must be Tensor, not list"),
     ],
@@ -303,7 +303,7 @@ def test_out_is_refused_where_memory_is_shared():
     flat = memory.view(-1)
     x, ahead = flat[:48].view(8, 6), flat[12:60].view(8, 6)
     before = flat.clone()
-    with pytest.raises(RuntimeError, match="shares memory with input without being it"):
+    with pytest.raises(RuntimeError, match="shares memory with input but is not input"):
         O.layer_norm(x, (6,), out=ahead)
     with pytest.raises(RuntimeError, match="shares memory with another argument"):
         O.layer_norm(x, (6,), flat[60:66], out=flat[48:].view(8, 6))
@@ -324,7 +324,7 @@ def test_out_may_share_a_buffer():
         with pytest.raises(RuntimeError, match="single memory location"):
             O.layer_norm(x, (8,), out=bad)
     square = torch.randn(6, 6)
-    with pytest.raises(RuntimeError, match="shares memory with input without being it"):
+    with pytest.raises(RuntimeError, match="shares memory with input but is not input"):
         O.layer_norm(square, (6,), out=square.t())
     one = torch.randn(2, 1, 8)
     assert O.layer_norm(one, (8,), out=one.as_strided((2, 1, 8), (8, 3, 1))).data_ptr() == one.data_ptr()

@@ -209,7 +209,7 @@ def checkpointed(norm, activation, x, early, nested, mode, steps=2):
     """The buffers after steps in which the norm is recomputed, `nested` times deeper."""
 
     def block(x):
-        if activation and not isinstance(norm, onepass.nn._Extended):
+        if activation and not isinstance(norm, onepass.nn.extras.ExtrasMixin):
             return nn.functional.relu(norm(x))
         return norm(x) if activation is None else norm(x, activation=activation)
 

@@ -1,3 +1,5 @@
+"""Checks of Python values: numbers, flags and shapes."""
+
 from __future__ import annotations
 
 import operator
@@ -8,13 +10,20 @@ import torch
 from torch import Tensor
 
 
-def tensor(x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"input must be Tensor, not {type(x).__name__}; got {x!r}: convert it with torch.as_tensor")
+def require_tensor(input: Any) -> None:
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input must be Tensor, not {type(input).__name__}; got {input!r}: convert it with torch.as_tensor")
 
 
-def whole(name: str, value: Any, place: str = "") -> int:
-    """A number of something, as an int. torch takes no bool for one."""
+def require_bool(function: str, name: str, position: int, value: Any) -> None:
+    if not isinstance(value, (bool, torch.SymBool)):
+        raise TypeError(
+            f"{function}(): argument '{name}' (position {position}) must be bool, not {type(value).__name__}; got {name}={value!r}"
+        )
+
+
+def as_int(name: str, value: Any, place: str = "") -> int:
+    """The value as an int. Like torch, this does not accept a bool. `place` replaces "argument 'name'" in the message."""
     try:
         if type(value) is not bool:
             return operator.index(value)
@@ -23,10 +32,10 @@ def whole(name: str, value: Any, place: str = "") -> int:
     raise TypeError(f"{place or f'argument {name!r}'} must be int, not {type(value).__name__}; got {name}={value!r}")
 
 
-def real(function: str, name: str, position: int, value: Any) -> float:
-    """A number as a float. torch takes no Fraction for one."""
+def as_float(function: str, name: str, position: int, value: Any) -> float:
+    """The value as a float. Like torch, this does not accept a Fraction."""
     if isinstance(value, (float, int, torch.SymFloat)):
-        return value  # pyright: ignore[reportReturnType], a symbol stays one
+        return value  # pyright: ignore[reportReturnType], a SymFloat stays symbolic
     scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
     if scalar or type(value).__module__ == "numpy":
         with suppress(TypeError, ValueError):
@@ -36,24 +45,17 @@ def real(function: str, name: str, position: int, value: Any) -> float:
     )
 
 
-def momentum(function: str, position: int, value: Any) -> Any:
-    """A number, or a tensor of one, as modules that count their batches have."""
+def as_momentum(function: str, position: int, value: Any) -> Any:
+    """The value as a float. A tensor with one element stays a tensor: modules with a cumulative average pass one."""
     if value is None:
         raise TypeError(
-            f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None, a cumulative average, "
-            "belongs to the modules onepass.nn.BatchNorm1d, 2d and 3d, which count their batches"
+            f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None means a cumulative "
+            "average, which needs a count of batches: use the modules onepass.nn.BatchNorm1d, BatchNorm2d or BatchNorm3d"
         )
-    return value if isinstance(value, Tensor) and value.numel() == 1 else real(function, "momentum", position, value)
+    return value if isinstance(value, Tensor) and value.numel() == 1 else as_float(function, "momentum", position, value)
 
 
-def flag(function: str, name: str, position: int, value: Any) -> None:
-    if not isinstance(value, (bool, torch.SymBool)):
-        raise TypeError(
-            f"{function}(): argument '{name}' (position {position}) must be bool, not {type(value).__name__}; got {name}={value!r}"
-        )
-
-
-def shape_of(function: str, normalized_shape: Any) -> tuple[int, ...]:
+def as_shape(function: str, normalized_shape: Any) -> tuple[int, ...]:
     """normalized_shape as a tuple of ints."""
     place = f"{function}(): argument 'normalized_shape' (position 2)"
     if isinstance(normalized_shape, (str, Tensor)):

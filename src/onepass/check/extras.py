@@ -1,7 +1,4 @@
-"""Every validation of the extras: activation, save, weight_offset, channel_dim, modulation, residual, out, and the plain operator.
-
-Messages as in `check.py`: torch's phrase where torch has one, then what was found, what was expected and the likely fix.
-"""
+"""Checks of the extras, which torch's norms do not have: activation, save, weight_offset, channel_dim, modulate and residual."""
 
 from __future__ import annotations
 
@@ -12,42 +9,44 @@ from torch import Tensor
 
 from onepass.core.spec import ACTIVATIONS
 
-from .arguments import whole
-from .tensors import FLOATS, are_tensors, floating, one_device
+from .arguments import as_int
+from .tensors import FLOATS, require_floating, require_same_device, require_tensors
 
 
-def activation(name: str | None) -> str:
-    """The name as the spec knows it."""
+def as_activation(name: str | None) -> str:
+    """The name that a NormSpec uses; "" for None."""
     known = {"swish": "silu", **{name: name for name in ACTIVATIONS}}
     if name is None:
         return ""
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply any other to the output")
+        raise ValueError(
+            f"activation={name!r} is unknown; expected {', '.join(ACTIVATIONS)}, swish or None: apply other activations to the output"
+        )
     return known[name]
 
 
-def from_y(save: str, activation: str | None) -> bool:
-    """Whether y is saved for the backward in the place of x."""
+def saves_output(save: str, activation: str | None) -> bool:
+    """Whether the forward saves y instead of x for the backward."""
     if not isinstance(save, str) or save not in ("x", "y"):
-        raise ValueError(f'save={save!r} is unknown; expected "x", the input, or "y", the output, to be kept for the backward')
+        raise ValueError(f'save={save!r} is unknown; expected "x", the input, or "y", the output: this tensor is saved for the backward')
     if save == "y" and activation is not None:
         raise ValueError(
-            f'save="y" was given with activation={activation!r}, through which there is no way back from output to input; expected no '
-            'activation: apply it to the output, or leave save at "x"'
+            f'save="y" was given with activation={activation!r}, but an activation cannot be inverted; expected no activation: apply it '
+            'to the output, or leave save at "x"'
         )
     return save == "y"
 
 
-def weight_offset(weight: Tensor | None, offset: float) -> None:
+def check_weight_offset(weight: Tensor | None, offset: float) -> None:
     if isinstance(offset, (str, Tensor, list, tuple)) or offset is None:
         raise TypeError(f"argument 'weight_offset' must be float, not {type(offset).__name__}; got {offset!r}: pass 1.0 for 1 + weight")
     if offset and weight is None:
         raise ValueError(f"weight_offset={offset} was given without a weight to add it to; pass weight, or leave weight_offset at 0")
 
 
-def channel_dim(x: Tensor, dim: int) -> int:
-    """1, or -1 where the channels are last."""
-    found = whole("channel_dim", dim)
+def as_channel_dim(x: Tensor, dim: int) -> int:
+    """1, or -1 if the channels are last."""
+    found = as_int("channel_dim", dim)
     found = found + x.dim() if found < 0 else found
     if found == 1 or x.dim() < 2:
         return 1
@@ -57,30 +56,30 @@ def channel_dim(x: Tensor, dim: int) -> int:
     return -1
 
 
-def either_end(channel_dim: int) -> None:
-    """The channel_dim of a module, which has not seen an input yet."""
+def check_module_channel_dim(channel_dim: int) -> None:
+    """The channel_dim of a module, which does not know the shape of its input yet."""
     if channel_dim not in (1, -1):
         raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
 
 
-def constant_momentum(momentum: Any) -> None:
+def require_constant_momentum(momentum: Any) -> None:
     if momentum is None:
-        raise ValueError("momentum=None, a cumulative average, needs a count of batches, which SwitchableNorm does not keep: try 0.1")
+        raise ValueError("momentum=None means a cumulative average, but SwitchableNorm does not count its batches: try 0.1")
 
 
-def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """scale and shift, each (N, C)."""
+def as_scale_and_shift(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """The two tensors of `modulate`, each (N, C) or None. `channel_dim` is the dimension of x that holds the channels."""
     if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
         got = f"{len(modulate)} values" if isinstance(modulate, (tuple, list)) else type(modulate).__name__
-        raise TypeError(f"modulate must be a pair (scale, shift), got {got}: pass modulate=(scale, shift), either may be None")
+        raise TypeError(f"modulate must be a pair (scale, shift), got {got}: pass modulate=(scale, shift); either can be None")
     scale, shift = modulate
     named = ("modulate's scale", scale), ("modulate's shift", shift)
-    are_tensors(*named)
-    one_device(x, *named)
+    require_tensors(*named)
+    require_same_device(x, *named)
     position = channel_dim + x.dim() if channel_dim < 0 else channel_dim
     if not 0 < position < x.dim():
         raise RuntimeError(
-            f"modulate has a scale and shift per sample, and input of shape {list(x.shape)} has no sample dimension before its channels: "
+            f"modulate has a scale and shift per sample, but input of shape {list(x.shape)} has no sample dimension before its channels: "
             "add one with input.unsqueeze(0)"
         )
     expected = (x.shape[0], x.shape[position])
@@ -88,31 +87,33 @@ def modulation(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | Non
         if t is None:
             continue
         if tuple(t.shape) != expected:
-            if list(t.shape) in ([expected[1]], [1, expected[1]]):
-                fix = f"; repeat it with .expand{expected}"
-            elif t.numel() == expected[0] * expected[1]:
-                fix = f"; reshape it with .reshape{expected}"
-            elif t.shape == x.shape:
-                fix = "; one per position is not taken: apply it to the output, or flatten the positions of input into its samples"
-            else:
-                fix = ""
             raise RuntimeError(
                 f"Expected {name} to have shape {list(expected)}, one per sample and channel of input of shape {list(x.shape)}, but got "
-                f"{list(t.shape)}{fix}"
+                f"{list(t.shape)}{_modulation_shape_fix(t, x, expected)}"
             )
         if t.dtype not in FLOATS or (t.dtype == torch.float64 and x.dtype != torch.float64):
             raise RuntimeError(f"{name} has dtype {t.dtype} and input {x.dtype}; convert it with .to({x.dtype})")
     return scale, shift
 
 
-def residual(x: Tensor, residual: Any) -> None:
+def check_residual(x: Tensor, residual: Any) -> None:
     if not isinstance(residual, Tensor):
         raise TypeError(f"argument 'residual' must be Tensor, not {type(residual).__name__}; convert it with torch.as_tensor")
-    floating(x, "add_norm")
-    floating(residual, "add_norm", "residual")
-    one_device(x, ("residual", residual))
+    require_floating(x, "add_norm")
+    require_floating(residual, "add_norm", "residual")
+    require_same_device(x, ("residual", residual))
     if residual.shape != x.shape:
         raise RuntimeError(
-            f"Expected residual to have the shape of input, {list(x.shape)}, but got {list(residual.shape)}; expand it with "
-            "residual.expand_as(input) where its values repeat"
+            f"Expected residual to have the shape of input, {list(x.shape)}, but got {list(residual.shape)}; to repeat its values, pass "
+            "residual.expand_as(input)"
         )
+
+
+def _modulation_shape_fix(t: Tensor, x: Tensor, expected: tuple[int, int]) -> str:
+    if list(t.shape) in ([expected[1]], [1, expected[1]]):
+        return f"; repeat it with .expand{expected}"
+    if t.numel() == expected[0] * expected[1]:
+        return f"; reshape it with .reshape{expected}"
+    if t.shape == x.shape:
+        return "; one per position is not supported: apply it to the output, or flatten the positions of input into its samples"
+    return ""

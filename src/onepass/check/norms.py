@@ -1,8 +1,4 @@
-"""Every validation of what users pass to a norm, and its message. (What the extras take is in `check_extras.py`.)
-
-A message begins with torch's own phrase, under torch's own exception type, and goes on with what was found, what was expected and the
-likely fix. Nothing is touched before its checks have passed.
-"""
+"""Checks of the tensors of each norm. The checks of the extras are in `extras`."""
 
 from __future__ import annotations
 
@@ -16,46 +12,46 @@ from onepass.core.spec import GRANULARITIES
 
 from .tensors import (
     FLOATS,
-    Named,
-    alike,
-    are_tensors,
-    at_least_2d,
-    both_or_neither,
-    channelwise,
-    floating,
-    hint_channel_dim,
-    more_than_one,
-    one_device,
-    per_channel,
-    positions,
-    updatable,
+    NameAndTensor,
+    channel_dim_hint,
+    check_channel_parameters,
+    position_sizes,
+    require_at_least_2d,
+    require_both_or_neither,
+    require_device_and_dtype,
+    require_floating,
+    require_more_than_one_value,
+    require_one_per_channel,
+    require_same_device,
+    require_tensors,
+    require_updatable,
 )
 
 
-def layer_norm(
+def check_layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, granularity: str = "element"
 ) -> None:
-    floating(x, "LayerNormKernelImpl")
-    _trailing(x, normalized_shape, "*, ")
+    require_floating(x, "LayerNormKernelImpl")
+    _require_last_dimensions(x, normalized_shape, "*, ")
     params = ("weight", weight), ("bias", bias)
-    are_tensors(*params)
+    require_tensors(*params)
     if granularity == "element":
-        _shaped_like(normalized_shape, *params)
+        _require_normalized_shape(normalized_shape, *params)
     else:
-        _granular(granularity, normalized_shape, *params)
-    alike(x, *params)
+        _require_parameter_shape(granularity, normalized_shape, *params)
+    require_device_and_dtype(x, *params)
 
 
-def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
-    floating(x, "rms_norm")
-    _trailing(x, normalized_shape, "*")
-    are_tensors(("weight", weight))
-    _shaped_like(normalized_shape, ("weight", weight))
-    one_device(x, ("weight", weight))
+def check_rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None) -> None:
+    require_floating(x, "rms_norm")
+    _require_last_dimensions(x, normalized_shape, "*")
+    require_tensors(("weight", weight))
+    _require_normalized_shape(normalized_shape, ("weight", weight))
+    require_same_device(x, ("weight", weight))
 
 
-def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, channel_dim: int = 1) -> None:
-    floating(x, "GroupNormKernelImpl")
+def check_group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, channel_dim: int = 1) -> None:
+    require_floating(x, "GroupNormKernelImpl")
     if x.dim() < 2:
         raise RuntimeError(
             f"Expected at least 2 dimensions for input tensor but received {x.dim()}; group_norm takes (N, C, *), "
@@ -71,41 +67,42 @@ def group_norm(x: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor |
     if channels % num_groups:
         raise RuntimeError(
             f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.shape)} "
-            f"and num_groups={num_groups}; {_nearest(channels, num_groups)}{hint_channel_dim(x, weight, channel_dim)}"
+            f"and num_groups={num_groups}; {_nearest_divisors(channels, num_groups)}{channel_dim_hint(x, weight, channel_dim)}"
         )
-    sizes = [x.shape[0] * channels // num_groups, num_groups, *positions(x, channel_dim)]
-    more_than_one(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
+    sizes = [x.shape[0] * channels // num_groups, num_groups, *position_sizes(x, channel_dim)]
+    require_more_than_one_value(sizes, f"each of the {num_groups} groups holds one value: use fewer groups or larger input")
     params = ("weight", weight), ("bias", bias)
-    are_tensors(*params)
+    require_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (channels,):
             raise RuntimeError(
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
                 f"{list(param.shape)} and input of shape {list(x.shape)}; expected shape [{channels}]"
-                f"{hint_channel_dim(x, param, channel_dim)}"
+                f"{channel_dim_hint(x, param, channel_dim)}"
             )
-    alike(x, *params)
+    require_device_and_dtype(x, *params)
 
 
-def layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
-    floating(x, "LayerNormKernelImpl")
+def check_layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> None:
+    require_floating(x, "LayerNormKernelImpl")
     if x.dim() != 4:
         raise RuntimeError(
             f"expected 4D input (got {x.dim()}D input); layer_norm2d takes (N, C, H, W), input has shape {list(x.shape)}: "
             "for (N, L, C) use layer_norm"
         )
     params = ("weight", weight), ("bias", bias)
-    are_tensors(*params)
+    require_tensors(*params)
     for name, param in params:
         if param is not None and tuple(param.shape) != (x.shape[1],):
             raise RuntimeError(
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
-                f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{hint_channel_dim(x, param)}"
+                f"normalized_shape = [{x.shape[1]}], the channels of input of shape {list(x.shape)}{channel_dim_hint(x, param)}"
             )
-    alike(x, *params)
+    require_device_and_dtype(x, *params)
 
 
-def num_channels(x: Tensor, channels: int) -> None:
+def check_num_channels(x: Tensor, channels: int) -> None:
+    """The input of the module LayerNorm2d has the module's number of channels."""
     if x.dim() == 4 and x.shape[1] != channels:
         raise RuntimeError(
             f"Given normalized_shape=[{channels}], expected input with {channels} channels, but got input of size{list(x.shape)}; "
@@ -113,7 +110,14 @@ def num_channels(x: Tensor, channels: int) -> None:
         )
 
 
-def instance_norm(
+def parameter_shape(granularity: str, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape that weight and bias of a layer_norm have with this granularity."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity={granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}")
+    return tuple(normalized_shape[: {"element": len(normalized_shape), "channel": 1, "global": 0}[granularity]])
+
+
+def check_instance_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -122,13 +126,13 @@ def instance_norm(
     use_input_stats: bool,
     channel_dim: int = 1,
 ) -> None:
-    if use_input_stats and prod(positions(x, channel_dim)) == 1:
+    if use_input_stats and prod(position_sizes(x, channel_dim)) == 1:
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {x.shape}; instance_norm takes (N, C, L, ...) and one "
             "element has no variance: pass use_input_stats=False with running statistics, or use group_norm or layer_norm"
         )
-    at_least_2d(x)
-    floating(x, "batch_norm")
+    require_at_least_2d(x)
+    require_floating(x, "batch_norm")
     running = ("running_mean", running_mean), ("running_var", running_var)
     if not use_input_stats and (running_mean is None or running_var is None):
         raise RuntimeError(
@@ -136,18 +140,18 @@ def instance_norm(
             + " and ".join(f"{name}={'None' if stat is None else 'a tensor'}" for name, stat in running)
             + ": pass both, or use_input_stats=True"
         )
-    both_or_neither(*running)
+    require_both_or_neither(*running)
     if use_input_stats:
-        updatable(x, *running)
+        require_updatable(x, *running)
     params = ("weight", weight), ("bias", bias)
-    are_tensors(*params)
+    require_tensors(*params)
     for named in (*params, *running):
-        per_channel(x, named, x.shape[0], channel_dim)
-    alike(x, *params)
-    alike(x, *running)
+        require_one_per_channel(x, named, x.shape[0], channel_dim)
+    require_device_and_dtype(x, *params)
+    require_device_and_dtype(x, *running)
 
 
-def batch_norm(
+def check_batch_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -160,23 +164,23 @@ def batch_norm(
     running = ("running_mean", running_mean), ("running_var", running_var)
     if training:
         if x.numel():
-            at_least_2d(x)
+            require_at_least_2d(x)
         hint = "one value has no variance: use a larger batch, or training=False with running statistics"
-        more_than_one(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
-        both_or_neither(*running)
-        updatable(x, *running)
+        require_more_than_one_value(x.shape if channel_dim == 1 else x.movedim(-1, 1).shape, hint)
+        require_both_or_neither(*running)
+        require_updatable(x, *running)
     if eps < 0 or (training and eps == 0):
         wanted = "positive during training" if training else "non-negative"
-        raise ValueError(f"batch_norm eps must be {wanted}, but got {eps}; it keeps a channel of equal values finite: try 1e-5")
+        raise ValueError(f"batch_norm eps must be {wanted}, but got {eps}; eps prevents a division by zero: try 1e-5")
     for name, stat in running:
         if stat is None and not training:
             raise RuntimeError(
                 f"{name} must be defined in evaluation mode; got {name}=None: pass running statistics, or training=True to use the batch's"
             )
-    channelwise(x, channel_dim, *running, ("weight", weight), ("bias", bias))
+    check_channel_parameters(x, channel_dim, *running, ("weight", weight), ("bias", bias))
 
 
-def switchable_norm(
+def check_switchable_norm(
     x: Tensor,
     mean_weight: Tensor,
     var_weight: Tensor,
@@ -189,21 +193,21 @@ def switchable_norm(
     using_bn: bool,
     channel_dim: int,
 ) -> None:
-    at_least_2d(x)
+    require_at_least_2d(x)
     if not using_bn and (running_mean is not None or running_var is not None):
         raise ValueError("running_mean and running_var belong to BatchNorm, which using_bn=False leaves out: pass None, or using_bn=True")
     if using_bn:
-        batch_norm(x, weight, bias, running_mean, running_var, training, eps, channel_dim)
+        check_batch_norm(x, weight, bias, running_mean, running_var, training, eps, channel_dim)
     else:
-        channelwise(x, channel_dim, ("weight", weight), ("bias", bias))
+        check_channel_parameters(x, channel_dim, ("weight", weight), ("bias", bias))
     logits = ("mean_weight", mean_weight), ("var_weight", var_weight)
-    are_tensors(*logits)
+    require_tensors(*logits)
     names = "mean_weight", "var_weight", "running_mean", "running_var"
     require_memory_if_shown(names, (mean_weight, var_weight, running_mean, running_var))
-    one_device(x, *logits)
+    require_same_device(x, *logits)
     for name, logit in logits:
         if logit is not None and logit.dtype not in FLOATS:
-            raise RuntimeError(f"{name} has dtype {logit.dtype}, expected a floating one: convert it with {name}.float()")
+            raise RuntimeError(f"{name} has dtype {logit.dtype}, expected a floating-point dtype: convert it with {name}.float()")
     norms = ["InstanceNorm", "LayerNorm", "BatchNorm"][: 3 if using_bn else 2]
     for name, logit in logits:
         if logit is None or not (logit.shape == (len(norms),) or (x.dim() == 2 and logit.shape == (len(norms) - 1,))):
@@ -213,7 +217,8 @@ def switchable_norm(
             )
 
 
-def _trailing(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
+def _require_last_dimensions(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
+    """The last dimensions of x are normalized_shape. `star` is how torch's message writes the dimensions before them."""
     shape = list(normalized_shape)
     if not shape:
         raise RuntimeError(
@@ -224,44 +229,41 @@ def _trailing(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
         last = list(x.shape[max(x.dim() - len(shape), 0) :])
         raise RuntimeError(
             f"Given normalized_shape={shape}, expected input with shape [{star}{', '.join(map(str, shape))}], but got input of size"
-            f"{list(x.shape)}; the last dimensions of input are {last}: pass normalized_shape={last}, or move the axis to the end"
+            f"{list(x.shape)}; the last dimensions of input are {last}: pass normalized_shape={last}, or "
+            "move the normalized dimensions to the end"
         )
 
 
-def _shaped_like(normalized_shape: Sequence[int], *params: Named) -> None:
+def _require_normalized_shape(normalized_shape: Sequence[int], *params: NameAndTensor) -> None:
+    """Weight and bias have the shape normalized_shape."""
     for name, param in params:
         if param is not None and tuple(param.shape) != tuple(normalized_shape):
             raise RuntimeError(
                 f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(param.shape)} and "
-                f"normalized_shape = {list(normalized_shape)}; "
-                + (
-                    f"reshape it with {name}.reshape({list(normalized_shape)})"
-                    if param.numel() == prod(normalized_shape)
-                    else f"expected one {name} per normalized element"
-                    + (", for one per channel pass granularity='channel'" if list(param.shape) == list(normalized_shape[:1]) else "")
-                )
+                f"normalized_shape = {list(normalized_shape)}; {_shape_fix(name, param, list(normalized_shape))}"
             )
 
 
-def granular_shape(granularity: str, normalized_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of weight and bias."""
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"granularity={granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}")
-    return tuple(normalized_shape[: {"element": len(normalized_shape), "channel": 1, "global": 0}[granularity]])
-
-
-def _granular(granularity: str, normalized_shape: Sequence[int], *params: Named) -> None:
-    channel, expected = granularity == "channel", list(granular_shape(granularity, normalized_shape))
+def _require_parameter_shape(granularity: str, normalized_shape: Sequence[int], *params: NameAndTensor) -> None:
+    """Weight and bias have the shape that belongs to granularity "channel" or "global"."""
+    channel, expected = granularity == "channel", list(parameter_shape(granularity, normalized_shape))
     for name, param in params:
         if param is not None and not (list(param.shape) == expected or (not channel and list(param.shape) == [1])):
-            wanted = f"{expected}, one per channel, the first of" if channel else "[] or [1], one for all of"
+            wanted = f"{expected}, one per channel" if channel else "[] or [1], one for all elements"
             raise RuntimeError(
-                f"Expected {name} to be of shape {wanted} normalized_shape = {list(normalized_shape)}, but got {name} of shape "
-                f"{list(param.shape)}; granularity={granularity!r}: choose among {', '.join(GRANULARITIES)}"
+                f"Expected {name} to be of shape {wanted}, for normalized_shape = {list(normalized_shape)}, but got {name} of shape "
+                f"{list(param.shape)}; granularity is {granularity!r}: choose one of {', '.join(GRANULARITIES)}"
             )
 
 
-def _nearest(channels: int, num_groups: int) -> str:
+def _nearest_divisors(channels: int, num_groups: int) -> str:
     divisors = [d for d in range(1, channels + 1) if channels % d == 0]
     below, above = [d for d in divisors if d < num_groups][-1:], [d for d in divisors if d > num_groups][:1]
     return f"nearest divisors of {channels}: {', '.join(map(str, below + above))}"
+
+
+def _shape_fix(name: str, param: Tensor, normalized_shape: list[int]) -> str:
+    if param.numel() == prod(normalized_shape):
+        return f"reshape it with {name}.reshape({normalized_shape})"
+    per_channel = "; for one per channel pass granularity='channel'" if list(param.shape) == normalized_shape[:1] else ""
+    return f"expected one {name} per normalized element{per_channel}"

@@ -1,7 +1,7 @@
-"""Whether a kernel may be handed these tensors: it indexes memory by the problem's sizes, and trusts the addresses it gets.
+"""Checks of all operands of a kernel against the problem that the kernel was planned for.
 
-What users pass to a function is checked in `check.py`, with better words. Here is what else reaches a kernel: the operands of a registered
-op, tensors that changed between a call and its backward, and tensors without memory.
+A kernel computes addresses from the problem's sizes and checks nothing itself. `norms` and `extras` already check what users
+pass to a function, with better messages. The checks here also cover the operands of a registered op.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ def check_forward(
     var: Tensor | None,
     extras: OptionalOperands,
 ) -> None:
-    """Every operand of a forward against its problem."""
+    """Check every operand of a forward against its problem."""
     _check_common(problem, x, weight, bias, extras)
     sets = prod(problem.stat_shape)
     _sized("mean", mean, sets, "one for each set")
     _sized("var", var, sets, "one for each set")
     if problem.given and problem.spec.centered and mean is None:
-        raise ValueError("mean is None, expected the mean that belongs to var: pass both, or neither to compute them")
+        raise ValueError("mean is None but var is not; expected both, or neither to compute them")
     if mean is not None and not problem.given:
-        raise ValueError("var is None, expected the variance that belongs to mean: pass both, or neither to compute them")
+        raise ValueError("var is None but mean is not; expected both, or neither to compute them")
     _shaped("residual", extras.residual, x)
     _on_device(x, {"mean": mean, "var": var})
 
 
 def check_backward(problem: NormProblem, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> None:
-    """Every operand of a backward against its problem."""
+    """Check every operand of a backward against its problem."""
     x = saved.x
     _check_common(problem, x, saved.weight, saved.bias, saved.optional)
     sets = prod(problem.stat_shape)
     for name, t in {"mean": saved.mean, "rstd": saved.rstd, "var": saved.var}.items():
         _sized(name, t, sets, "one for each set")
     if problem.spec.centered and not problem.from_y and saved.mean is None:
-        raise ValueError("mean is None, expected the mean of each set that the forward returned")
+        raise ValueError("mean is None, expected the mean of each set, which the forward returned")
     if problem.spec.mix and saved.var is None:
-        raise ValueError("var is None, expected the variance of each set that the forward returned")
+        raise ValueError("var is None, expected the variance of each set, which the forward returned")
     _shaped("dy", dy, x)
     _shaped("dsum", dsum, x)
     if dy.dtype != x.dtype:
-        raise RuntimeError(f"dy has dtype {dy.dtype}, expected {x.dtype}, that of x: convert it with dy.to({x.dtype})")
+        raise RuntimeError(f"dy has dtype {dy.dtype}, expected {x.dtype}, the dtype of x: convert it with dy.to({x.dtype})")
     _on_device(x, {"dy": dy, "dsum": dsum, "mean": saved.mean, "rstd": saved.rstd, "var": saved.var})
 
 
 def check_sizes(spec: NormSpec) -> None:
-    """The factors of a spec that came as plain numbers."""
+    """Check the axis sizes of a spec that a registered op received as plain numbers."""
     for name, size in spec.sizes:
         if size < 1:
             raise ValueError(f"sizes gives {name} = {size}, expected at least 1")
@@ -80,18 +80,18 @@ def _check_common(problem: NormProblem, x: Tensor, weight: Tensor | None, bias: 
         if norms and weights is None:
             raise ValueError(f"{name} is None, expected {norms} elements, one for each norm of the mix")
     if (extras.running_mean is None) != (extras.running_var is None):
-        raise ValueError("expected running_mean and running_var both or neither: one of them is None")
+        raise ValueError("one of running_mean and running_var is None; expected both, or neither")
     _on_device(x, {"weight": weight, "bias": bias, **extras._asdict()})
 
 
 def _indexed(name: str, t: Tensor | None, map_: ParamMap | None, view: View | None, size: int) -> None:
-    """A parameter: it has as many elements as the spec says, and no index of the map passes its end."""
+    """A parameter has as many elements as the spec says, and the map stays inside it."""
     _sized(name, t, size, "as the spec says")
     if t is None or map_ is None or view is None:
         return
     largest = map_.largest(view.reps, view.sets, view.run)
     if largest >= size:
-        raise ValueError(f"{name} has {size} elements, and the spec indexes element {largest}: an axis stands twice in its words")
+        raise ValueError(f"{name} has {size} elements, but the spec indexes element {largest}: it names an axis twice")
 
 
 def _sized(name: str, t: Tensor | None, size: int, why: str) -> None:
@@ -120,4 +120,4 @@ def _floating(name: str, t: Tensor) -> None:
 def _on_device(x: Tensor, operands: Mapping[str, Tensor | None]) -> None:
     for name, t in operands.items():
         if t is not None and t.device != x.device:
-            raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, where x is: move it with .to({str(x.device)!r})")
+            raise RuntimeError(f"{name} is on {t.device}, expected {x.device}, the device of x: move it with .to({str(x.device)!r})")

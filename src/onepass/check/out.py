@@ -1,3 +1,5 @@
+"""Checks of tensors that a call writes to: `out=`, and the tensors of layer_norm_out."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,10 +9,10 @@ from torch import Tensor
 
 from onepass.core.memory import require_memory
 
-from .tensors import alike, are_tensors
+from .tensors import require_device_and_dtype, require_tensors
 
 
-def no_gradient(*operands: Tensor | None) -> None:
+def require_no_gradient(*operands: Tensor | None) -> None:
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
         raise RuntimeError(
             "functions with out=... arguments don't support automatic differentiation, but one of the arguments requires grad.; call it "
@@ -18,84 +20,45 @@ def no_gradient(*operands: Tensor | None) -> None:
         )
 
 
-def out(out: Any, x: Tensor, *others: Tensor | None) -> None:
+def check_out(out: Any, x: Tensor, *others: Tensor | None) -> None:
+    """`out` is like x, and is either x itself or shares no memory with x and the `others`."""
     if not isinstance(out, Tensor):
         raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
-    no_gradient(out, x, *others)
+    require_no_gradient(out, x, *others)
     if out.shape != x.shape or out.dtype != x.dtype or out.device != x.device or out.layout != x.layout:
         raise RuntimeError(
             f"Expected out tensor of shape {list(x.shape)}, dtype {x.dtype} on {x.device}, but got shape {list(out.shape)}, dtype "
             f"{out.dtype} on {out.device}, layout {out.layout}; allocate it with torch.empty_like(input)"
         )
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(out) is not Tensor or out.is_meta:
-        return  # no memory to look at
+        return  # these tensors show no memory
     require_memory(("out",), (out,))
-    if not _nested(out):
+    if not _has_nested_strides(out):
         raise RuntimeError(
             f"unsupported operation: more than one element of the written-to tensor refers to a single memory location; out has strides "
             f"{out.stride()} for shape {list(out.shape)}: allocate it with torch.empty_like(input)"
         )
     for t in (x, *others):
-        if t is not None and _share(out, t) and not (t is x and _same(out, x)):
-            what = "input without being it" if t is x else "another argument"
+        if t is not None and _may_share_memory(out, t) and not (t is x and _is_same_memory(out, x)):
+            what = "input but is not input" if t is x else "another argument"
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location; out "
-                f"shares memory with {what}: pass input itself, or memory of its own"
+                f"shares memory with {what}: pass input itself, or a tensor with memory of its own"
             )
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are element by element the same memory; the stride of a dimension of one does not matter."""
-    return a.data_ptr() == b.data_ptr() and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride()))
-
-
-def _steps(t: Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of the dimensions that have more than one element, the widest first."""
-    return sorted(((stride, n) for n, stride in zip(t.shape, t.stride()) if n > 1), reverse=True)
-
-
-def _nested(t: Tensor) -> bool:
-    """Whether each stride passes over all that lies inside it, so that no two elements meet."""
-    inside = 0
-    for stride, n in reversed(_steps(t)):
-        if stride <= inside:
-            return False
-        inside += stride * (n - 1)
-    return True
-
-
-def _share(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors may share an element: exact for slices of one buffer, else by the spans from first to last element."""
-    if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
-        return False
-    last_a, last_b = (t.data_ptr() + (1 + sum(stride * (n - 1) for stride, n in _steps(t))) * t.element_size() for t in (a, b))
-    if a.data_ptr() >= last_b or b.data_ptr() >= last_a:
-        return False
-    distance, odd = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
-    if odd or a.dtype != b.dtype or _steps(a) != _steps(b) or not _nested(a):
-        return True
-    return _reaches(distance, _steps(a))
-
-
-def _reaches(distance: int, steps: list[tuple[int, int]]) -> bool:
-    """Whether `distance` is a sum of k·stride with |k| < n; strides are nested, so that k is the quotient, rounded down or up."""
-    if not steps:
-        return distance == 0
-    (stride, n), *inner = steps
-    return any(abs(k) < n and _reaches(distance - k * stride, inner) for k in (distance // stride, distance // stride + 1))
-
-
-def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
-    """The sizes of the plain operator, against each tensor."""
-    are_tensors(("gamma", gamma), ("beta", beta))
+def check_layer_norm_out(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
+    """Everything layer_norm_out requires: contiguous tensors of the sizes given."""
+    require_tensors(("gamma", gamma), ("beta", beta))
     for name, t in (("out", out), ("input", x)):
         if not isinstance(t, Tensor):
             raise TypeError(f"argument '{name}' must be Tensor, not {type(t).__name__}; convert it with torch.as_tensor")
     for name, size in (("num_tokens", num_tokens), ("hidden_size", hidden_size)):
         if isinstance(size, float):
             raise TypeError(f"argument '{name}' must be int, not float; got {name}={size}")
-        if size < (name == "hidden_size"):
-            raise RuntimeError(f"{name}={size}, expected {'at least one' if name == 'hidden_size' else 'no less than zero'}")
+        smallest = 1 if name == "hidden_size" else 0
+        if size < smallest:
+            raise RuntimeError(f"{name}={size}, expected at least {smallest}")
     for name, t in (("input", x), ("out", out)):
         if t.numel() != num_tokens * hidden_size:
             raise RuntimeError(
@@ -104,14 +67,56 @@ def rows(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_
             )
         if not t.is_contiguous():
             raise RuntimeError(
-                f"Expected {name} to be contiguous, rows of hidden_size={hidden_size} elements one after another, but got strides "
-                f"{list(t.stride())} for shape {list(t.shape)}; call layer_norm with out=, which takes any strides"
+                f"Expected {name} to be contiguous, with hidden_size={hidden_size} elements per row, but got strides "
+                f"{list(t.stride())} for shape {list(t.shape)}; for other strides call layer_norm with out="
             )
     if out.dtype != x.dtype or out.device != x.device:
-        raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device} as input, but got {out.dtype} on {out.device}")
+        raise RuntimeError(f"Expected out of dtype {x.dtype} on {x.device}, like input, but got {out.dtype} on {out.device}")
     for name, t in (("gamma", gamma), ("beta", beta)):
         if t is not None and t.numel() != hidden_size:
             raise RuntimeError(
                 f"Expected {name} to hold hidden_size={hidden_size} elements, but got shape {list(t.shape)}, {t.numel()} elements"
             )
-    alike(x, ("gamma", gamma), ("beta", beta))
+    require_device_and_dtype(x, ("gamma", gamma), ("beta", beta))
+
+
+def _is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether each element of a is the same memory as that element of b. Their shapes are equal."""
+    # The stride of a dimension of size 1 does not matter.
+    return a.data_ptr() == b.data_ptr() and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride()))
+
+
+def _strides_and_sizes(t: Tensor) -> list[tuple[int, int]]:
+    """(stride, size) of the dimensions with more than one element, in order of falling stride."""
+    return sorted(((stride, n) for n, stride in zip(t.shape, t.stride()) if n > 1), reverse=True)
+
+
+def _has_nested_strides(t: Tensor) -> bool:
+    """Whether each stride is larger than the extent of all smaller ones. Then no two elements share memory."""
+    extent = 0
+    for stride, n in reversed(_strides_and_sizes(t)):
+        if stride <= extent:
+            return False
+        extent += stride * (n - 1)
+    return True
+
+
+def _may_share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share an element. This is exact for slices of one buffer; for others it compares their first and last address."""
+    if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
+        return False
+    end_a, end_b = (t.data_ptr() + (1 + sum(stride * (n - 1) for stride, n in _strides_and_sizes(t))) * t.element_size() for t in (a, b))
+    if a.data_ptr() >= end_b or b.data_ptr() >= end_a:
+        return False
+    distance, odd = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
+    if odd or a.dtype != b.dtype or _strides_and_sizes(a) != _strides_and_sizes(b) or not _has_nested_strides(a):
+        return True
+    return _is_reachable(distance, _strides_and_sizes(a))
+
+
+def _is_reachable(distance: int, steps: list[tuple[int, int]]) -> bool:
+    """Whether `distance` is a sum of k·stride with |k| < n. The strides are nested, so k is the quotient, rounded down or up."""
+    if not steps:
+        return distance == 0
+    (stride, n), *inner = steps
+    return any(abs(k) < n and _is_reachable(distance - k * stride, inner) for k in (distance // stride, distance // stride + 1))

@@ -1,3 +1,9 @@
+"""Checks of the tensors that autograd hands to a backward.
+
+Users can change a saved tensor between forward and backward: Module.half(), an assignment to .data and hooks on saved
+tensors all do. A kernel was prepared for the tensors of the forward, so the backward compares them first.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,48 +26,46 @@ Signature = tuple[torch.dtype, torch.Size, torch.device]
 is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 SAVED_NAMES = ("input", *SavedTensors._fields[1:])
-
-
-SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # by calls with nothing else
+SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # for calls without optional operands
 
 
 def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
-    """What launchers rely on, beside the strides of x."""
+    """The properties that launchers rely on, besides the strides of x."""
     return [None if t is None else (t.dtype, t.shape, t.device) for t in tensors]
 
 
 def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
-    """What a backward unpacked, where that is not what was saved, as a kernel may take it; raises where none may.
+    """The tensors that a backward unpacked, in the form that was saved; raises if they were changed in a way torch rejects.
 
-    Module.half(), an assignment to .data and hooks on saved tensors all change tensors behind the graph's back.
+    `were` holds the signatures of the tensors that were saved.
     """
     found: list[Any] = []
     for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED_NAMES, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))
-            t = t.to(was[0])  # as torch's backward of a norm without a mean does on a CPU; all others raise
+            t = t.to(was[0])  # torch's rms_norm does this on a CPU; torch's other norms raise
         elif now != was:
             raise RuntimeError(
                 f"{_converted(was, now)}{name} was {_in_words(was)} in the forward and is {_in_words(now)} in the backward: call "
-                "backward() before you convert, move or replace it, and return from hooks on saved tensors what was saved"
+                "backward() before you convert, move or replace it; hooks on saved tensors must keep dtype, shape and device"
             )
         found.append(t)
     return found
 
 
 def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, device: torch.device) -> None:
-    """torch's engine checks the gradients that arrive; a node that is called directly may be handed anything."""
+    """Check a gradient. torch's engine does that itself, but a user can call a node directly with any tensor."""
     if gradient is None or (gradient.shape == problem.shape and gradient.dtype is problem.dtype and gradient.device == device):
         return
     if is_gradient_batch(gradient):
         return
     now, expected = (gradient.dtype, gradient.shape, gradient.device), (problem.dtype, torch.Size(problem.shape), device)
-    raise RuntimeError(f"{name} is {_in_words(now)}, expected {_in_words(expected)}, as the output is")
+    raise RuntimeError(f"{name} is {_in_words(now)}, expected {_in_words(expected)}, like the output")
 
 
 def _converted(was: Signature | None, now: Signature | None) -> str:
-    """torch's phrase, where the dtype has changed."""
+    """torch's phrase if the dtype has changed, else ""."""
     if was is None or now is None or was[0] == now[0]:
         return ""
     return f"expected scalar type {SCALAR[was[0]]} but found {SCALAR.get(now[0], now[0])}; "

@@ -1,3 +1,5 @@
+"""Properties of tensors that several norms require: dtype, device, size."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,26 +11,30 @@ from torch import Tensor
 from onepass.core.memory import require_memory_if_shown
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
 HALVES = (torch.bfloat16, torch.float16)
 
-
+# The names that torch's messages use for dtypes.
 SCALAR = {
     torch.float64: "Double", torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half", torch.bool: "Bool",
     torch.uint8: "Byte", torch.int8: "Char", torch.int16: "Short", torch.int32: "Int", torch.int64: "Long",
     torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
 }  # fmt: skip
 
+NameAndTensor = tuple[str, Tensor | None]
 
-Named = tuple[str, Tensor | None]
+
+def require_tensors(*params: NameAndTensor) -> None:
+    for name, param in params:
+        if param is not None and not isinstance(param, Tensor):
+            raise TypeError(f"argument '{name}' must be Tensor, not {type(param).__name__}; convert it with torch.as_tensor")
 
 
-def floating(x: Tensor, kernel: str, name: str = "input") -> None:
+def require_floating(x: Tensor, kernel: str, name: str = "input") -> None:
+    """x is dense and has one of the four dtypes. `kernel` is the name that torch's message begins with."""
     if x.layout != torch.strided:
         raise NotImplementedError(
-            f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(), or '
-            "normalize the values of a jagged one"
+            f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(). '
+            "For a jagged tensor, normalize its values"
         )
     if x.dtype not in FLOATS:
         scalar = SCALAR.get(x.dtype, str(x.dtype).removeprefix("torch.").capitalize())
@@ -38,51 +44,7 @@ def floating(x: Tensor, kernel: str, name: str = "input") -> None:
         )
 
 
-def channelwise(x: Tensor, channel_dim: int, *params: Named) -> None:
-    """Parameters with a value per channel."""
-    are_tensors(*params)
-    for named in params:
-        per_channel(x, named, 1, channel_dim)
-    floating(x, "batch_norm")
-    alike(x, *params)
-
-
-def positions(x: Tensor, channel_dim: int) -> Sequence[int]:
-    """The sizes beside samples and channels."""
-    return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
-
-
-def alike(x: Tensor, *params: Named) -> None:
-    """Parameters share x's device, and one dtype: x's, or float32 beside a half type."""
-    one_device(x, *params)
-    named = [(name, param) for name, param in params if param is not None]
-    if not named or all(param.dtype == x.dtype for _, param in named):
-        return
-    if x.dtype in HALVES and all(param.dtype == torch.float32 for _, param in named):
-        return
-    if named[0][1].dtype == x.dtype:
-        odd = next((n, p) for n, p in named if p.dtype != x.dtype)
-        phrase = f"expected scalar type {SCALAR[x.dtype]} but found {SCALAR.get(odd[1].dtype, odd[1].dtype)}"
-    elif any(param.dtype != torch.float32 for _, param in named):
-        odd = next((n, p) for n, p in named if p.dtype != torch.float32)
-        phrase = "mixed dtype (CPU): expect parameter to have scalar type of Float"
-    else:
-        odd = named[0]
-        phrase = "mixed dtype (CPU): all inputs must share same datatype."
-    expected = f"{x.dtype} or torch.float32, all of them alike" if x.dtype in HALVES else f"{x.dtype}"
-    raise RuntimeError(
-        f"{phrase}; {odd[0]} has dtype {odd[1].dtype} and input {x.dtype}, parameters must be {expected}: "
-        f"convert with {odd[0]}.to({x.dtype})"
-    )
-
-
-def are_tensors(*params: Named) -> None:
-    for name, param in params:
-        if param is not None and not isinstance(param, Tensor):
-            raise TypeError(f"argument '{name}' must be Tensor, not {type(param).__name__}; convert it with torch.as_tensor")
-
-
-def one_device(x: Tensor, *params: Named) -> None:
+def require_same_device(x: Tensor, *params: NameAndTensor) -> None:
     for name, param in params:
         if param is not None and param.device != x.device:
             raise RuntimeError(
@@ -91,7 +53,31 @@ def one_device(x: Tensor, *params: Named) -> None:
             )
 
 
-def at_least_2d(x: Tensor) -> None:
+def require_device_and_dtype(x: Tensor, *params: NameAndTensor) -> None:
+    """All parameters are on x's device and share one dtype: that of x, or float32 if x is float16 or bfloat16."""
+    require_same_device(x, *params)
+    named = [(name, param) for name, param in params if param is not None]
+    if not named or all(param.dtype == x.dtype for _, param in named):
+        return
+    if x.dtype in HALVES and all(param.dtype == torch.float32 for _, param in named):
+        return
+    if named[0][1].dtype == x.dtype:
+        wrong = next((n, p) for n, p in named if p.dtype != x.dtype)
+        phrase = f"expected scalar type {SCALAR[x.dtype]} but found {SCALAR.get(wrong[1].dtype, wrong[1].dtype)}"
+    elif any(param.dtype != torch.float32 for _, param in named):
+        wrong = next((n, p) for n, p in named if p.dtype != torch.float32)
+        phrase = "mixed dtype (CPU): expect parameter to have scalar type of Float"
+    else:
+        wrong = named[0]
+        phrase = "mixed dtype (CPU): all inputs must share same datatype."
+    expected = f"all {x.dtype} or all torch.float32" if x.dtype in HALVES else f"{x.dtype}"
+    raise RuntimeError(
+        f"{phrase}; {wrong[0]} has dtype {wrong[1].dtype} and input {x.dtype}, parameters must be {expected}: "
+        f"convert with {wrong[0]}.to({x.dtype})"
+    )
+
+
+def require_at_least_2d(x: Tensor) -> None:
     if x.dim() < 2:
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-max(x.dim(), 1)}, {max(x.dim(), 1) - 1}], but got 1); expected input "
@@ -99,7 +85,33 @@ def at_least_2d(x: Tensor) -> None:
         )
 
 
-def both_or_neither(*running: Named) -> None:
+def check_channel_parameters(x: Tensor, channel_dim: int, *params: NameAndTensor) -> None:
+    """Everything batch_norm requires of tensors with one value per channel."""
+    require_tensors(*params)
+    for named in params:
+        require_one_per_channel(x, named, 1, channel_dim)
+    require_floating(x, "batch_norm")
+    require_device_and_dtype(x, *params)
+
+
+def require_one_per_channel(x: Tensor, named: NameAndTensor, copies: int, channel_dim: int) -> None:
+    """The tensor has one value per channel. torch's message counts them `copies` times: instance_norm repeats them for each sample."""
+    name, param = named
+    channels = x.shape[channel_dim] if x.dim() > 1 else 0
+    if param is not None and param.numel() != channels:
+        raise RuntimeError(
+            f"{name} should contain {channels * copies} elements not {param.numel() * copies}; {name} has shape {list(param.shape)}, "
+            f"expected [{channels}], the channels of input of shape {list(x.shape)}{channel_dim_hint(x, param, channel_dim)}"
+        )
+
+
+def require_more_than_one_value(sizes: Sequence[int], hint: str) -> None:
+    """`sizes` are those of (N, C, *), as torch's message prints them."""
+    if sizes[0] * prod(sizes[2:]) == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}; {hint}")
+
+
+def require_both_or_neither(*running: NameAndTensor) -> None:
     missing = [name for name, stat in running if stat is None]
     if len(missing) == 1:
         raise ValueError(
@@ -107,8 +119,8 @@ def both_or_neither(*running: Named) -> None:
         )
 
 
-def updatable(x: Tensor, *running: Named) -> None:
-    """Running statistics that a batch is to be mixed into."""
+def require_updatable(x: Tensor, *running: NameAndTensor) -> None:
+    """A call can update these running statistics in place."""
     require_memory_if_shown(*zip(*running))
     for name, stat in running:
         if stat is None:
@@ -119,40 +131,30 @@ def updatable(x: Tensor, *running: Named) -> None:
                 f"strides {stat.stride()} for shape {list(stat.shape)}: pass {name}.clone()"
             )
         if stat.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(f"{name} requires grad, and is updated in place; expected a buffer: pass {name}.detach()")
-        if torch._C._are_functorch_transforms_active() and _batched(x) and not _batched(stat):
+            raise RuntimeError(f"{name} requires grad, but the call updates it in place; expected a buffer: pass {name}.detach()")
+        if torch._C._are_functorch_transforms_active() and _is_batched(x) and not _is_batched(stat):
             raise RuntimeError(
                 f"Batch norm got a batched tensor as input while the running_mean or running_var, which will be updated in place, were not "
-                f"batched.; {name} is one tensor for all of vmap: pass running statistics with in_dims=0, or none"
+                f"batched.; all samples of vmap share one {name}: pass running statistics with in_dims=0, or none"
             )
 
 
-def _batched(t: Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(t)  # pyright: ignore[reportAttributeAccessIssue]
+def position_sizes(x: Tensor, channel_dim: int) -> Sequence[int]:
+    """The sizes of all dimensions except samples and channels."""
+    return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
 
 
-def per_channel(x: Tensor, named: Named, copies: int, channel_dim: int) -> None:
-    name, param = named
-    channels = x.shape[channel_dim] if x.dim() > 1 else 0
-    if param is not None and param.numel() != channels:
-        raise RuntimeError(
-            f"{name} should contain {channels * copies} elements not {param.numel() * copies}; {name} has shape {list(param.shape)}, "
-            f"expected [{channels}], the channels of input of shape {list(x.shape)}{hint_channel_dim(x, param, channel_dim)}"
-        )
-
-
-def more_than_one(sizes: Sequence[int], hint: str) -> None:
-    if sizes[0] * prod(sizes[2:]) == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}; {hint}")
-
-
-def hint_channel_dim(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
-    """A hint where the parameter fits the other place of the channels."""
+def channel_dim_hint(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
+    """A hint for the message if the parameter fits the other place of the channels, else "". None: the norm has no channel_dim."""
     if not isinstance(param, Tensor):
         return ""
     if channel_dim == -1 and x.dim() > 2 and param.numel() == x.shape[1] != x.shape[-1]:
-        return "; its size is that of dimension 1 of input: is input (N, C, ...)? Then leave channel_dim at 1"
+        return "; it has the size of dimension 1 of input: is input (N, C, ...)? Then leave channel_dim at 1"
     if channel_dim != -1 and x.dim() > 2 and param.numel() == x.shape[-1] != x.shape[1]:
         last = "" if channel_dim is None else ", or channel_dim=-1"
-        return f"; its size is that of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1){last}"
+        return f"; it has the size of the last dimension of input: is input (N, ..., C)? Then pass input.movedim(-1, 1){last}"
     return ""
+
+
+def _is_batched(t: Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(t)  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,22 +1,32 @@
-"""torch.nn.functional's norms, with its signatures and semantics, and more: check, define, call. Only running statistics are computed here.
+"""The norms of torch.nn.functional with its signatures and semantics, and further norms and options.
 
-Two differences from torch, both deliberate: the output keeps the input's memory format, and double backward is right everywhere.
+They differ from torch on purpose in two points: the output keeps the input's memory format, and double backward is correct
+for every norm.
 
-Every norm takes these beside torch's arguments:
+Every norm except layer_norm_out takes these options in addition to torch's arguments:
 
-- `activation`: "silu" (or "swish"), "relu", "gelu" or "gelu_tanh", applied last;
-- `modulate=(scale, shift)`: y = affine(x_hat)·(1 + scale) + shift with a scale and shift per sample and channel, both (N, C), either None;
-- `return_stats=True`: `Stats(output, mean, rstd)` instead of the output; the statistics are float32 (float64 for float64) constants;
-- `out`: a tensor for the output, where no gradient is needed; it may be the input itself.
+- `activation`: "silu" (or "swish"), "relu", "gelu" or "gelu_tanh", applied last.
+- `modulate=(scale, shift)`: y = affine(x_hat)·(1 + scale) + shift. Scale and shift have one value per sample and channel,
+  shape (N, C). Either can be None.
 
-All but switchable_norm and the add_ functions also take
+All but the add_ functions also take
 
-- `save`: "x", or "y" to keep the output instead of the input for the backward, where the output lives on anyway. Without activation; where
-  weight or 1 + scale is zero, gradients that need the input are NaN; the backward cannot be differentiated again.
+- `return_stats=True`: return `Stats(output, mean, rstd)` instead of the output. The statistics are float32, or float64 for a
+  float64 input, and no gradient flows through them.
+- `out`: a tensor to write the output to. It can be the input itself. The call must not need a gradient.
+
+All but the add_ functions and switchable_norm also take
+
+- `save`: the tensor to save for the backward, "x" for the input or "y" for the output. "y" saves memory if other layers keep
+  the output alive. It excludes an activation, and the backward cannot be differentiated again. Where weight or 1 + scale is
+  zero, gradients that need the input are NaN.
+
+A function checks its Python arguments and hands a definition of the norm to `onepass.dispatch`. The only computation here is
+the update of running statistics.
 """
 
-from .call import Stats
 from .channels import group_norm, layer_norm2d
+from .extras import Stats
 from .residual import add_group_norm, add_layer_norm, add_rms_norm
 from .rows import layer_norm, layer_norm_out, rms_norm
 from .running import batch_norm, instance_norm

@@ -1,7 +1,14 @@
-"""torch.nn's norms as subclasses: the same constructors, parameters, state_dicts and reprs, with onepass's forward. No maths here.
+"""Subclasses of torch.nn's norms with the forward of onepass. Constructors, parameters, state_dicts and reprs are torch's.
 
-Every module takes the keyword `activation`, and `modulate` and `activation` in its call; those that torch fixes to (N, C, *) take
-`channel_dim=-1`; all but SwitchableNorm take `save`.
+LayerNorm2d and SwitchableNorm have no counterpart in torch.nn. The constructors take these keywords in addition:
+
+- `activation`, in every module;
+- `channel_dim=-1` for an input (N, *, C), in GroupNorm, InstanceNorm, BatchNorm and SwitchableNorm;
+- `save`, in every module except SwitchableNorm;
+- `weight_offset`, in LayerNorm and RMSNorm;
+- `granularity`, in LayerNorm.
+
+A call takes `modulate` and `activation`. `onepass.functional` explains them and does the computation.
 """
 
 from .channels import GroupNorm, LayerNorm2d

@@ -1,3 +1,5 @@
+"""Modules for (N, C, *) that normalize each sample by itself: GroupNorm and LayerNorm2d."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,13 +7,41 @@ from typing import Any
 from torch import Tensor, nn
 
 from onepass import functional as F
-from onepass.check import norms as check_norms
-from onepass.functional.call import Modulation
+from onepass.check.norms import check_num_channels
+from onepass.functional.extras import Modulation
 
-from .extended import ChannelNorm, Extended
+from .extras import ChannelExtrasMixin, ExtrasMixin
 
 
-class LayerNorm2d(Extended, nn.LayerNorm):
+class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
+    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`.
+
+    Example: `GroupNorm(32, 320, activation="silu")(torch.randn(2, 320, 8, 8))`
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: str | None = None,
+        save: str = "x",
+        channel_dim: int = 1,
+        **newer: Any,  # arguments of later versions of torch
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
+        self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
+
+    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        keywords = self._call_keywords(modulate, activation)
+        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **keywords)
+
+
+class LayerNorm2d(ExtrasMixin, nn.LayerNorm):
     """LayerNorm over the channels at each pixel of (N, C, H, W), computed by `onepass.functional.layer_norm2d`.
 
     Example: `LayerNorm2d(96)(torch.randn(2, 96, 56, 56))`
@@ -30,37 +60,9 @@ class LayerNorm2d(Extended, nn.LayerNorm):
         save: str = "x",
     ) -> None:
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
-        self._extend(activation=activation, save=save)
+        self._set_extras(activation=activation, save=save)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
-        check_norms.num_channels(input, self.normalized_shape[0])
-        extras: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate}
-        return F.layer_norm2d(input, self.weight, self.bias, self.eps, save=self.save, **extras)
-
-
-class GroupNorm(ChannelNorm, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`.
-
-    Example: `GroupNorm(32, 320, activation="silu")(torch.randn(2, 320, 8, 8))`
-    """
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        activation: str | None = None,
-        save: str = "x",
-        channel_dim: int = 1,
-        **newer: Any,  # what later versions of torch take
-    ) -> None:
-        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
-        self._extend(activation=activation, save=save, channel_dim=channel_dim)
-
-    def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
-        keywords = self._keywords(modulate, activation)
-        return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **keywords)
+        check_num_channels(input, self.normalized_shape[0])
+        keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate}
+        return F.layer_norm2d(input, self.weight, self.bias, self.eps, save=self.save, **keywords)

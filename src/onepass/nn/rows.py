@@ -1,3 +1,5 @@
+"""Modules that normalize the last dimensions: LayerNorm and RMSNorm."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,16 +8,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from onepass import functional as F
-from onepass.check import norms as check_norms
-from onepass.functional.call import Modulation
+from onepass.check.norms import parameter_shape
+from onepass.functional.extras import Modulation
 
-from .extended import Extended
+from .extras import ExtrasMixin
 
 
-class LayerNorm(Extended, nn.LayerNorm):
+class LayerNorm(ExtrasMixin, nn.LayerNorm):
     """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`.
 
-    With `granularity="channel"` weight and bias have the shape of the first normalized dimension, with "global" they are scalars.
+    With `granularity="channel"` weight and bias have one value per element of the first normalized dimension. With
+    `granularity="global"` they are scalars.
 
     Example: `LayerNorm((96, 7, 7), granularity="channel")(torch.randn(2, 96, 7, 7))`
     """
@@ -35,8 +38,8 @@ class LayerNorm(Extended, nn.LayerNorm):
         granularity: str = "element",
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)  # pyright: ignore[reportArgumentType]
-        self._extend(activation=activation, save=save, weight_offset=weight_offset, granularity=granularity)
-        shape = check_norms.granular_shape(granularity, self.normalized_shape)
+        self._set_extras(activation=activation, save=save, weight_offset=weight_offset, granularity=granularity)
+        shape = parameter_shape(granularity, self.normalized_shape)
         for name, param in (("weight", self.weight), ("bias", self.bias)):
             if param is not None and param.shape != shape:
                 setattr(self, name, nn.Parameter(param.new_empty(shape)))
@@ -44,7 +47,7 @@ class LayerNorm(Extended, nn.LayerNorm):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self._start_at_one(self.weight)
+        self._reset_offset_weight(self.weight)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         return F.layer_norm(
@@ -61,7 +64,7 @@ class LayerNorm(Extended, nn.LayerNorm):
         )
 
 
-class RMSNorm(Extended, nn.RMSNorm):
+class RMSNorm(ExtrasMixin, nn.RMSNorm):
     """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`.
 
     Example: `RMSNorm(64, weight_offset=1.0)(torch.randn(2, 16, 64))`
@@ -80,13 +83,13 @@ class RMSNorm(Extended, nn.RMSNorm):
         weight_offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)  # pyright: ignore[reportArgumentType]
-        self._extend(activation=activation, save=save, weight_offset=weight_offset)
+        self._set_extras(activation=activation, save=save, weight_offset=weight_offset)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        self._start_at_one(self.weight)
+        self._reset_offset_weight(self.weight)
 
     def forward(self, x: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
-        extras: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
-        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **extras)
+        keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
+        return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **keywords)

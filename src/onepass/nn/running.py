@@ -1,3 +1,5 @@
+"""Modules for (N, C, *) that can keep running statistics: BatchNorm and InstanceNorm."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from onepass import functional as F
-from onepass.functional.call import Modulation
+from onepass.functional.extras import Modulation
 
-from .extended import ChannelNorm
+from .extras import ChannelExtrasMixin
 
 
-class _BatchNorm(ChannelNorm, nn.modules.batchnorm._BatchNorm):
+class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
     def __init__(
         self,
         num_features: int,
@@ -25,27 +27,27 @@ class _BatchNorm(ChannelNorm, nn.modules.batchnorm._BatchNorm):
         activation: str | None = None,
         save: str = "x",
         channel_dim: int = 1,
-        **newer: Any,
+        **newer: Any,  # arguments of later versions of torch
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
-        self._extend(activation=activation, save=save, channel_dim=channel_dim)
+        self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         self._check_input_dim(input)
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
         if count is not None:
-            count.add_(1)  # before the norm, as in torch: checkpointing ends a recomputation inside it, by an exception
+            count.add_(1)  # before the norm, as in torch: checkpointing may end a recomputation inside the norm by an exception
         if self.momentum is None and count is not None:
-            # A cumulative average; left on the device, where it stalls nothing and compiles whole.
+            # A cumulative average. It stays on the device: reading it would synchronize, and would break the graph of a compile.
             momentum = count.to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
-        keywords = {"save": self.save, **self._keywords(modulate, activation)}
+        keywords = {"save": self.save, **self._call_keywords(modulate, activation)}
         try:
             return F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
-        except (RuntimeError, TypeError, ValueError):  # a call that is refused is not counted
+        except (RuntimeError, TypeError, ValueError):  # a call that raises does not count as a batch
             if count is not None:
                 count.sub_(1)
             raise
@@ -72,7 +74,7 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     """
 
 
-class _InstanceNorm(ChannelNorm, nn.modules.instancenorm._InstanceNorm):
+class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
     def __init__(
         self,
         num_features: int,
@@ -86,14 +88,14 @@ class _InstanceNorm(ChannelNorm, nn.modules.instancenorm._InstanceNorm):
         activation: str | None = None,
         save: str = "x",
         channel_dim: int = 1,
-        **newer: Any,
+        **newer: Any,  # arguments of later versions of torch
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
-        self._extend(activation=activation, save=save, channel_dim=channel_dim)
+        self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None and activation is None:
-            return nn.modules.instancenorm._InstanceNorm.forward(self, input)  # torch's checks, then _apply_instance_norm
+            return nn.modules.instancenorm._InstanceNorm.forward(self, input)  # torch checks input and calls _apply_instance_norm
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():
             return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)
@@ -102,7 +104,7 @@ class _InstanceNorm(ChannelNorm, nn.modules.instancenorm._InstanceNorm):
     def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
         batch = self.training or not self.track_running_stats
-        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._keywords(modulate, activation)}
+        running, keywords = (self.running_mean, self.running_var), {"save": self.save, **self._call_keywords(modulate, activation)}
         return F.instance_norm(input, *running, self.weight, self.bias, batch, momentum, self.eps, **keywords)
 
 

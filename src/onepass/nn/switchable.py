@@ -1,3 +1,5 @@
+"""SwitchableNorm, a mix of InstanceNorm, LayerNorm and BatchNorm with learned weights."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from onepass import functional as F
-from onepass.check import extras as check_extras
-from onepass.functional.call import Modulation
+from onepass.check.extras import require_constant_momentum
+from onepass.functional.extras import Modulation
 
-from .extended import ChannelNorm
+from .extras import ChannelExtrasMixin
 
 
-class _SwitchableNorm(ChannelNorm):
+class _SwitchableNorm(ChannelExtrasMixin):
     weight: Tensor | None
     bias: Tensor | None
     mean_weight: Tensor
@@ -37,8 +39,8 @@ class _SwitchableNorm(ChannelNorm):
         channel_dim: int = 1,
     ) -> None:
         super().__init__()
-        self._extend(activation=activation, channel_dim=channel_dim)
-        check_extras.constant_momentum(momentum)
+        self._set_extras(activation=activation, channel_dim=channel_dim)
+        require_constant_momentum(momentum)
         self.num_features, self.eps, self.momentum, self.using_bn = num_features, eps, momentum, using_bn
         new = {"device": device, "dtype": dtype}
         for name, size in (("weight", num_features), ("bias", num_features), ("mean_weight", 2 + using_bn), ("var_weight", 2 + using_bn)):
@@ -70,7 +72,7 @@ class _SwitchableNorm(ChannelNorm):
             self.momentum,
             self.eps,
             self.using_bn,
-            **self._keywords(modulate, activation),
+            **self._call_keywords(modulate, activation),
         )
 
     def extra_repr(self) -> str:
@@ -80,8 +82,9 @@ class _SwitchableNorm(ChannelNorm):
 
 
 class SwitchableNorm1d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C) or (N, C, L), computed by `onepass.functional.switchable_norm`.
-    On (N, C) LayerNorm and BatchNorm alone are mixed.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C) or (N, C, L). For (N, C), LayerNorm and BatchNorm only.
+
+    Computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm1d(64)(torch.randn(8, 64, 32))`
     """
@@ -90,7 +93,9 @@ class SwitchableNorm1d(_SwitchableNorm):
 
 
 class SwitchableNorm2d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, H, W), computed by `onepass.functional.switchable_norm`.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C, H, W).
+
+    Computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm2d(64)(torch.randn(8, 64, 32, 32))`
     """
@@ -99,7 +104,9 @@ class SwitchableNorm2d(_SwitchableNorm):
 
 
 class SwitchableNorm3d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm on (N, C, D, H, W), computed by `onepass.functional.switchable_norm`.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C, D, H, W).
+
+    Computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """

@@ -1,0 +1,48 @@
+"""The extras of the modules: in their constructors, their attributes, their repr and their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from onepass.check.extras import as_activation, check_module_channel_dim, check_weight_offset, saves_output
+from onepass.functional.extras import Modulation
+
+
+class ExtrasMixin(nn.Module):
+    """Holds the extras of a module, and adds those that differ from their default to its repr.
+
+    The defaults are class attributes. So patching can turn a module of torch.nn into one of ours by setting its class.
+    """
+
+    activation: str | None = None
+    save: str = "x"
+    channel_dim: int = 1
+    weight_offset: float = 0.0
+    granularity: str = "element"
+
+    def extra_repr(self) -> str:
+        names = ("activation", "save", "channel_dim", "weight_offset", "granularity")
+        shown = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != getattr(ExtrasMixin, name)]
+        return ", ".join(filter(None, [super().extra_repr(), *shown]))
+
+    def _set_extras(self, **extras: Any) -> None:
+        as_activation(extras["activation"])  # raises if it is unknown
+        saves_output(extras.get("save", "x"), extras["activation"])
+        check_module_channel_dim(extras.get("channel_dim", 1))
+        for name, value in extras.items():
+            setattr(self, name, value)
+
+    def _reset_offset_weight(self, weight: Tensor | None) -> None:
+        """Set the weight such that weight + weight_offset is one."""
+        check_weight_offset(weight, self.weight_offset)
+        if weight is not None and self.weight_offset:
+            nn.init.constant_(weight, 1 - self.weight_offset)
+
+
+class ChannelExtrasMixin(ExtrasMixin):
+    """For norms of (N, C, *), whose functions take `channel_dim`."""
+
+    def _call_keywords(self, modulate: Modulation | None, activation: str | None) -> dict[str, Any]:
+        return {"channel_dim": self.channel_dim, "activation": activation or self.activation, "modulate": modulate}
