@@ -15,7 +15,8 @@ from benchmarks import overhead, precompile, report, report_suite, stress, stres
 from onepass.bench import accuracy, measure, record, timing
 from onepass.bench.providers import PROVIDERS
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
-from onepass.cli import bench, main
+from onepass.cli import bench
+from onepass.cli.main import main
 from onepass.planning.explain import explain
 from onepass.verify import calls, cases, oracle, tensors
 from onepass.verify.cases import Case

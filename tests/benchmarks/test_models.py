@@ -12,7 +12,7 @@ from benchmarks.model_variant import MODES, Room, Step, Variant, excess
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
 from onepass.bench import record
-from onepass.cli import main
+from onepass.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from onepass.cli import demo, main
+from onepass.cli import demo
+from onepass.cli.main import main
 from onepass.planning.registry import FAMILIES
 from onepass.verify import calls, cases, matrix
 
@@ -19,7 +20,7 @@ def test_run_of_the_readme():
     text = "run group_norm --shape 4,64,8,8 --groups 32 --layout nhwc --dtype float16 --init normal --seed 0 --verify --time"
     result = run(*text.split())
     assert result.returncode == 0, result.stderr
-    for part in ("outer 4, reps 64, sets 32, run 2", "of the budget", "milliseconds"):
+    for part in ("outer 4, reps 64, sets 32, run 2", "fraction of the budget", "milliseconds"):
         assert part in result.stdout
     assert "forward   c" in result.stdout or "forward   blockwise" in result.stdout  # where there is no C compiler
 

@@ -1,7 +1,7 @@
 """Checks of what users pass, and the error messages.
 
-A message begins with torch's own phrase, raised as torch's own exception type. What was found, what was expected and the
-likely fix follow. A call that fails a check has changed no tensor.
+A message begins with torch's own phrase, raised as torch's own exception type. What was found, what was expected and
+the likely fix follow. A call that fails a check has changed no tensor.
 
 - `arguments`: Python values, such as eps, momentum and normalized_shape;
 - `tensors`: properties of tensors that several norms require;
@@ -11,5 +11,6 @@ likely fix follow. A call that fails a check has changed no tensor.
 - `operands`: everything a kernel receives;
 - `saved`: tensors that autograd hands back to a backward.
 
-Functions named `as_...` return the checked value in the form that the package uses. `require_...` and `check_...` only raise.
+Functions named `as_...` return the checked value in the form that the package uses. `require_...` and `check_...` only
+raise.
 """

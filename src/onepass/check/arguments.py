@@ -23,7 +23,7 @@ def require_bool(function: str, name: str, position: int, value: Any) -> None:
 
 
 def as_int(name: str, value: Any, place: str = "") -> int:
-    """The value as an int. Like torch, this does not accept a bool. `place` replaces "argument 'name'" in the message."""
+    """The value as an int. Like torch, this accepts no bool. `place` replaces "argument 'name'" in the message."""
     try:
         if type(value) is not bool:
             return operator.index(value)

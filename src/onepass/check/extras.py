@@ -1,4 +1,4 @@
-"""Checks of the extras, which torch's norms do not have: activation, save, weight_offset, channel_dim, modulate and residual."""
+"""Checks of the extras: activation, save, weight_offset, channel_dim, modulate and residual."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def require_constant_momentum(momentum: Any) -> None:
 
 
 def as_scale_and_shift(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """The two tensors of `modulate`, each (N, C) or None. `channel_dim` is the dimension of x that holds the channels."""
+    """The two tensors of `modulate`, each (N, C) or None. `channel_dim` is the dimension of the channels in x."""
     if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
         got = f"{len(modulate)} values" if isinstance(modulate, (tuple, list)) else type(modulate).__name__
         raise TypeError(f"modulate must be a pair (scale, shift), got {got}: pass modulate=(scale, shift); either can be None")

@@ -218,7 +218,7 @@ def check_switchable_norm(
 
 
 def _require_last_dimensions(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
-    """The last dimensions of x are normalized_shape. `star` is how torch's message writes the dimensions before them."""
+    """The last dimensions of x are normalized_shape. `star` is torch's sign for the dimensions before them."""
     shape = list(normalized_shape)
     if not shape:
         raise RuntimeError(

@@ -1,7 +1,7 @@
 """Checks of all operands of a kernel against the problem that the kernel was planned for.
 
-A kernel computes addresses from the problem's sizes and checks nothing itself. `norms` and `extras` already check what users
-pass to a function, with better messages. The checks here also cover the operands of a registered op.
+A kernel computes addresses from the problem's sizes and checks nothing itself. `norms` and `extras` already check what
+users pass to a function, with better messages. The checks here also cover the operands of a registered op.
 """
 
 from __future__ import annotations

@@ -102,7 +102,10 @@ def _has_nested_strides(t: Tensor) -> bool:
 
 
 def _may_share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors share an element. This is exact for slices of one buffer; for others it compares their first and last address."""
+    """Whether two tensors share an element.
+
+    This is exact for slices of one buffer; for others it compares their first and last address.
+    """
     if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
         return False
     end_a, end_b = (t.data_ptr() + (1 + sum(stride * (n - 1) for stride, n in _strides_and_sizes(t))) * t.element_size() for t in (a, b))
@@ -115,7 +118,10 @@ def _may_share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_reachable(distance: int, steps: list[tuple[int, int]]) -> bool:
-    """Whether `distance` is a sum of k·stride with |k| < n. The strides are nested, so k is the quotient, rounded down or up."""
+    """Whether `distance` is a sum of k·stride with |k| < n.
+
+    The strides are nested, so k is the quotient, rounded down or up.
+    """
     if not steps:
         return distance == 0
     (stride, n), *inner = steps

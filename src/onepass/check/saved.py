@@ -35,9 +35,9 @@ def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
 
 
 def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
-    """The tensors that a backward unpacked, in the form that was saved; raises if they were changed in a way torch rejects.
+    """The tensors that a backward unpacked, with the dtypes that were saved.
 
-    `were` holds the signatures of the tensors that were saved.
+    Raises if a tensor has changed in a way that torch rejects. `were` holds the signatures from the forward.
     """
     found: list[Any] = []
     for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED_NAMES, saved, were):

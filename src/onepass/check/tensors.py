@@ -95,7 +95,10 @@ def check_channel_parameters(x: Tensor, channel_dim: int, *params: NameAndTensor
 
 
 def require_one_per_channel(x: Tensor, named: NameAndTensor, copies: int, channel_dim: int) -> None:
-    """The tensor has one value per channel. torch's message counts them `copies` times: instance_norm repeats them for each sample."""
+    """The tensor has one value per channel.
+
+    torch's message counts each value `copies` times, because its instance_norm repeats them for each sample.
+    """
     name, param = named
     channels = x.shape[channel_dim] if x.dim() > 1 else 0
     if param is not None and param.numel() != channels:
@@ -145,7 +148,10 @@ def position_sizes(x: Tensor, channel_dim: int) -> Sequence[int]:
 
 
 def channel_dim_hint(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
-    """A hint for the message if the parameter fits the other place of the channels, else "". None: the norm has no channel_dim."""
+    """A hint for the message if the parameter fits the other place of the channels, else "".
+
+    `channel_dim=None` means that the norm has no such argument.
+    """
     if not isinstance(param, Tensor):
         return ""
     if channel_dim == -1 and x.dim() > 2 and param.numel() == x.shape[1] != x.shape[-1]:

@@ -1,5 +1,5 @@
-"""The command line, one file a command."""
+"""The command line `onepass`: `main` reads the arguments, and each command has a file of its own.
 
-from .main import main
-
-__all__ = ["main"]
+Each of these files has `add_arguments(parser)` and `run(args)`. `run` returns the exit status, which is 1 if a check
+failed.
+"""

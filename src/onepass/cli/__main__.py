@@ -1,4 +1,4 @@
-"""`python -m onepass.cli`."""
+"""Runs the command line as `python -m onepass.cli`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`onepass bench` and `onepass report`."""
+"""`onepass bench`: measure norms, and compare with torch and with the speed of a copy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onepass.verify import calls
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--op", choices=list(calls.OPS), help="only this norm")
-    parser.add_argument("--direction", choices=["forward", "backward"], help="only this one")
-    parser.add_argument("--only", default="", metavar="SUBSTRING", help="only rows with this in their name")
-    parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="only this one; may be repeated")
-    parser.add_argument("--limit", type=float, metavar="MB", help="skip rows whose x is larger (64 on the CPU, else none)")
+    parser.add_argument("--op", choices=list(calls.OPS), help="measure only this norm")
+    parser.add_argument("--direction", choices=["forward", "backward"], help="measure only this direction")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="measure only rows whose name contains this")
+    parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="measure only this provider; can be repeated")
+    parser.add_argument("--limit", type=float, metavar="MB", help="skip rows with a larger input (default: 64 on a CPU, else no limit)")
     parser.add_argument("--list", action="store_true", help="print the rows and measure nothing")
-    parser.add_argument("--out", type=Path, help="keep the results in this file, one JSON object a line, in the place of older ones")
+    parser.add_argument("--out", type=Path, help="merge the results into this file, one JSON object per line")
     parser.set_defaults(run=run)
 
 
@@ -38,28 +38,28 @@ def run(args: argparse.Namespace) -> int:
     limit = args.limit if args.limit is not None else 64 if args.device == "cpu" else float("inf")
     rows = [row for row in chosen if row.nbytes <= limit * 1e6]
     if not rows:
-        raise ValueError(f"none of {len(chosen)} rows that fit --op, --direction and --only is within --limit {limit:g}; see --list")
+        raise ValueError(
+            f"{len(chosen)} rows match --op, --direction and --only, and none of them is within --limit {limit:g} MB; see --list"
+        )
     providers = {name: provider for name, provider in PROVIDERS.items() if name in (args.provider or PROVIDERS)}
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
     if len(rows) < len(chosen):
-        print(f"{len(chosen) - len(rows)} rows over {limit:g} MB are skipped")
+        print(f"{len(chosen) - len(rows)} rows over {limit:g} MB are skipped; --limit changes this")
     results: dict[Row, dict[str, Record]] = {}
     for row in progress(rows, len(rows), lambda row: row.name, log=True):
         records = measure(row, args.device, providers)
         results[row] = {result["provider"]: result for result in records}
-        if args.out:  # after every row: a run that is cut short keeps what it has
+        if args.out:  # after every row, so that an interrupted run keeps its results
             record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], records))
-    print(
-        f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}\ntimes in µs; fraction: of the speed of a copy; "
-        "MB more: memory that a backward needs beside its gradients"
-    )
+    print(f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}")
+    print("Times in µs. fraction: speed relative to a copy. host: CPU time of a call. MB more: memory of a backward besides its gradients.")
     failed = [result for found in results.values() for result in found.values() if "error" in result]
     for result in failed:
         print(f"FAILED {result['row']} by {result['provider']}: {result['error']}")
     return 1 if any(result["provider"] == OURS for result in failed) else 0
 
 
-_HEAD = ["row", "plan", "onepass", "(quartiles)", "fraction", "target", "torch", "torch.compile", "copy", "host", "torch's", "MB more"]
+_HEAD = ["row", "plan", "onepass", "(quartiles)", "fraction", "target", "torch", "torch.compile", "copy", "host", "torch's host", "MB more"]
 
 
 def _line(row: Row, found: dict[str, Record]) -> list[str]:

@@ -1,3 +1,5 @@
+"""`onepass demo`: run every norm on this machine, compare with torch, and draw what each norm averages over."""
+
 from __future__ import annotations
 
 import argparse
@@ -14,7 +16,7 @@ from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 
 from . import picture
-from .words import layout_name, milliseconds
+from .formatting import layout_name, milliseconds
 
 DEMO = [
     Case("layer_norm", (2048, 1024)),
@@ -33,23 +35,17 @@ DEMO = [
 ]
 
 
-def _title(case: Case) -> str:
-    """The function, with the extras it is called with."""
-    extras = [word for word, there in (("modulate", case.modulate), (case.activation, case.activation)) if there]
-    return " + ".join([f"add_{case.op}" if case.residual else case.op, *extras])
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--picture", type=Path, default=Path("norms.png"), help="where to save the picture (norms.png)")
+    parser.add_argument("--picture", type=Path, default=Path("norms.png"), help="file for the picture (default: norms.png)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.picture.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--picture {args.picture}: there is no folder {args.picture.absolute().parent}")
+        raise FileNotFoundError(f"--picture {args.picture}: the folder {args.picture.absolute().parent} does not exist")
     print(f"onepass {__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, float32")
-    print("error: the largest of y, as a fraction of the error budget against an fp64 oracle (docs/theory.md); times in ms\n")
-    rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's", "forward", "torch", "with backward", "torch"]]
+    print("error: the largest error of y against a float64 oracle, as a fraction of the error budget (docs/theory.md). Times in ms.\n")
+    rows = [["norm", "shape", "layout", "data", "plan", "error", "torch's error", "forward", "torch", "with backward", "torch"]]
     within = True
     for case in progress(DEMO, len(DEMO), lambda case: case.name):
         operands = tensors.make(case)
@@ -74,15 +70,21 @@ def run(args: argparse.Namespace) -> int:
             ]
         )
     print(table(rows))
-    print("\nplan: forward | backward. native: C kernels; without a compiler, torch's own or torch operations (aten, formula)")
-    print("every result of onepass, gradients included, is within the budget" if within else "FAILED: an error exceeds the budget")
+    print("\nplan: forward | backward. c: C kernels. Without a C compiler, aten (torch's kernels) or blockwise (torch operations) run.")
+    print("Every result of onepass is within the budget, gradients included." if within else "FAILED: an error exceeds the budget")
     _draw(args.picture)
     return 0 if within else 1
 
 
+def _title(case: Case) -> str:
+    """The function and the extras of its call."""
+    extras = [word for word, there in (("modulate", case.modulate), (case.activation, case.activation)) if there]
+    return " + ".join([f"add_{case.op}" if case.residual else case.op, *extras])
+
+
 def _draw(path: Path) -> None:
     if find_spec("matplotlib") is None:
-        print("no picture: it needs matplotlib, `pip install onepass[demo]`")
+        print("No picture: it needs matplotlib. Install it with `pip install onepass[demo]`.")
         return
     picture.draw(path)
-    print(f"which elements each norm averages over: {path}")
+    print(f"{path} shows which elements each norm averages over.")

@@ -1,3 +1,5 @@
+"""`onepass doctor`: print versions and devices, and check every norm on each device."""
+
 from __future__ import annotations
 
 import argparse
@@ -16,7 +18,7 @@ from onepass.planning.explain import explain, grouped
 from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 
-from .words import layout_name
+from .formatting import layout_name
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    triton = "found" if find_spec("triton") else "not installed; needed only by GPU kernels"
+    triton = "found" if find_spec("triton") else "not installed; only the GPU kernels need it"
     print(f"onepass {__version__}\npython  {platform.python_version()} on {platform.machine()}")
     print(f"torch   {torch.__version__}\ntriton  {triton}")
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
@@ -37,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
         for op in calls.OPS:
             for layout in ("contiguous", "channels_last"):
                 case = Case(op, (2, 8, 6, 6), layout, groups=4)
-                trouble = _trouble(case, name)
-                broken += bool(trouble)
-                if trouble:
-                    print(f"  {op:16}{layout_name(case):6}{trouble}")
+                failure = _failure(case, name)
+                broken += bool(failure)
+                if failure:
+                    print(f"  {op:16}{layout_name(case):6}{failure}")
                     continue
                 operands = tensors.make(case, device=name)
                 plans = explain(calls.by_onepass, case, operands)
@@ -53,23 +55,23 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-class _Seen(TorchDispatchMode):
-    """Any dispatch mode sends calls through the registered op."""
+class _AnyMode(TorchDispatchMode):
+    """Changes nothing. Under any dispatch mode, calls take the route through the registered op."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
-def _trouble(case: Case, name: str) -> str:
-    """What is wrong with a small problem on a device, by the direct route and by the registered op; "" if nothing."""
+def _failure(case: Case, name: str) -> str:
+    """Run a small problem on a device by both routes, and describe what failed; "" if nothing did."""
     try:
         operands = tensors.make(case, device=name)
         dy = tensors.make_dy(operands)
         exact = oracle.exact(case, operands, dy)
         worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
-        with _Seen():
+        with _AnyMode():
             by_op = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
     except Exception as error:
-        return f"FAILED ({type(error).__name__}: {error}) "
+        return f"FAILED ({type(error).__name__}: {error})"
     error = max(worst.forward, worst.backward or 0, by_op.forward, by_op.backward or 0)
-    return "" if error <= 1 else f"FAILED (error {error:.2g} of the budget) "
+    return "" if error <= 1 else f"FAILED (the error is {error:.2g} times the budget)"

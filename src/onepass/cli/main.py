@@ -1,4 +1,4 @@
-"""The command line: onepass demo | doctor | run | verify | patch | bench."""
+"""onepass demo | doctor | verify | run | patch | bench."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from . import bench, demo, doctor, patch, run, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch, as one core in every memory layout.")
+    parser = argparse.ArgumentParser(prog="onepass", description="Normalization layers for PyTorch, for every memory layout.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True)
-    demo.add_arguments(
-        commands.add_parser("demo", help="run every norm here, verified and timed beside torch, and draw what they average over")
-    )
-    doctor.add_arguments(commands.add_parser("doctor", help="versions, devices, and what each norm would run on"))
-    verify.add_arguments(commands.add_parser("verify", help="the whole case list against both oracles; run this on new hardware"))
-    run.add_arguments(commands.add_parser("run", help="one problem of your choice"))
-    patch.add_arguments(commands.add_parser("patch", help="what onepass.patch does to a model of yours"))
-    bench.add_arguments(commands.add_parser("bench", help="the speed of every row of the suite, beside torch and the speed of a copy"))
+    for name, command, help in (
+        ("demo", demo, "run every norm on this machine, compare errors and times with torch, and draw what each norm averages over"),
+        ("doctor", doctor, "print versions, devices, and which kernel each norm uses and why"),
+        ("verify", verify, "check every case on every kernel family against two float64 oracles; run this on new hardware"),
+        ("run", run, "run one problem of your choice"),
+        ("patch", patch, "show what onepass.patch does to your model"),
+        ("bench", bench, "measure every row of the suite, and compare with torch and with the speed of a copy"),
+    ):
+        command.add_arguments(commands.add_parser(name, help=help))
     args = parser.parse_args(argv)
     try:
         return args.run(args)

@@ -1,3 +1,5 @@
+"""`onepass patch`: show what onepass.patch does to a model."""
+
 from __future__ import annotations
 
 import argparse
@@ -13,12 +15,12 @@ from onepass.patching import patch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODULE:FACTORY", help="what makes the model, or the model: torchvision.models:resnet50, mine:model"
+        "model", metavar="MODULE:FACTORY", help="a function that returns the model, or the model itself: torchvision.models:resnet50"
     )
-    parser.add_argument("arguments", nargs="*", metavar="VALUE | NAME=VALUE", help="what to call the factory with")
-    parser.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
-    parser.add_argument("--no-fuse", dest="fuse", action="store_false", help="replace norms, fuse none")
-    parser.add_argument("--channels-last", action="store_true", help="also lay out convolutions channels-last")
+    parser.add_argument("arguments", nargs="*", metavar="VALUE | NAME=VALUE", help="arguments for the factory")
+    parser.add_argument("--dry-run", action="store_true", help="change nothing, and print what would change")
+    parser.add_argument("--no-fuse", dest="fuse", action="store_false", help="replace norms but fuse none")
+    parser.add_argument("--channels-last", action="store_true", help="also convert convolutions to channels_last")
     parser.set_defaults(run=run)
 
 
@@ -26,13 +28,13 @@ def run(args: argparse.Namespace) -> int:
     module, colon, path = args.model.partition(":")
     if not colon or not path:
         raise ValueError(f"model={args.model!r} has no factory; expected MODULE:FACTORY, for example torchvision.models:resnet50")
-    sys.path.insert(0, "")  # a module of the user's, beside which the command was called
+    sys.path.insert(0, "")  # finds modules in the current folder
     try:
         made: Any = import_module(module)
         for name in path.split("."):
             made = getattr(made, name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"model={args.model!r} was not found: {error}; expected MODULE:FACTORY as Python imports it from here") from error
+        raise ValueError(f"model={args.model!r} was not found: {error}; expected MODULE:FACTORY, importable from this folder") from error
     if not isinstance(made, torch.nn.Module):
         named = [text.partition("=")[::2] for text in args.arguments if "=" in text]
         made = made(*[_value(text) for text in args.arguments if "=" not in text], **{name: _value(value) for name, value in named})
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _value(text: str) -> Any:
-    """A literal of Python where it is one, else the text itself."""
+    """The value of a Python literal, or the text itself if it is not one."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -1,4 +1,7 @@
-"""Which elements each norm averages over, drawn: the N×C×HW cubes of the GroupNorm paper, with the sets read off the views."""
+"""The picture of `onepass demo`: which elements each norm averages over.
+
+It shows the N×C×HW cubes of the GroupNorm paper. The colored elements come from the memory views that the kernels use.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,9 @@ from onepass.core.problem import NormProblem, bind
 from onepass.core.spec import NormSpec
 
 SIZES = {"N": 4, "C": 6, "H": 2, "W": 2}
-
-
 GROUPS = 2
 
-
-# Title, definition, and the order in which the dimensions of x lie in memory.
+# Title, definition, and the order of the dimensions of x in memory.
 PANELS: list[tuple[str, NormSpec, str]] = [
     ("BatchNorm", norms.batch_norm(), "NCHW"),
     ("InstanceNorm", norms.instance_norm(), "NCHW"),
@@ -29,7 +29,6 @@ PANELS: list[tuple[str, NormSpec, str]] = [
     ("LayerNorm over (C, H, W)", norms.layer_norm(3), "NCHW"),
 ]
 
-
 BLUE, GREY, EDGE = "#4a8de8", "#f2f4f7", "#8a97a6"
 
 
@@ -38,9 +37,11 @@ def problem_of(definition: NormSpec, order: str) -> NormProblem:
 
 
 def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> Tensor:
-    """The set of element (n, c, position), walked as the view walks it, as booleans over (N, C, H·W).
+    """Which elements share the statistics of element (n, c, position), as booleans of shape (N, C, H·W).
 
-    Example: `members(problem_of(spec.batch_norm(), "NCHW"), "NCHW", 0, 0, 0).sum()` is N·H·W = 16.
+    The view of the problem decides.
+
+    Example: `members(problem_of(norms.batch_norm(), "NCHW"), "NCHW", 0, 0, 0).sum()` is N·H·W = 16.
     """
     view = problem.x
     assert view is not None
@@ -51,11 +52,11 @@ def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> 
         cube = memory.view(problem.shape).permute([order.index(axis) for axis in "NCHW"]).flatten(2)
         if cube[n, c, position]:
             return cube
-    raise AssertionError("the view misses an element")
+    raise AssertionError("the view does not contain the element")
 
 
 def draw(path: Path) -> None:
-    """Save the picture as a PNG. Needs matplotlib.
+    """Save the picture as a PNG. This needs matplotlib.
 
     Example: `draw(Path("norms.png"))`
     """
@@ -63,11 +64,12 @@ def draw(path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 8.4), layout="constrained")
-    figure.suptitle("Blue: elements that share one mean and variance, walked by the view x[outer, reps, sets, run] of memory", fontsize=13)
+    figure.suptitle("Blue: elements that share one mean and variance, from the view x[outer, reps, sets, run] of memory", fontsize=13)
     for place, (title, definition, order) in enumerate(PANELS, 1):
         problem = problem_of(definition, order)
         assert problem.x is not None
-        cube = members(problem, order, 0, SIZES["C"] - 1, SIZES["H"] * SIZES["W"] - 1).permute(1, 0, 2)  # C right, N back, H·W up
+        # C goes to the right, N to the back, H·W up.
+        cube = members(problem, order, 0, SIZES["C"] - 1, SIZES["H"] * SIZES["W"] - 1).permute(1, 0, 2)
         axes: Any = figure.add_subplot(2, 3, place, projection="3d")
         light = LightSource(azdeg=145, altdeg=50)
         for filled, color in ((cube, BLUE), (~cube, GREY)):

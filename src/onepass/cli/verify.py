@@ -1,3 +1,5 @@
+"""`onepass verify`: check every case on every kernel family and dtype against two float64 oracles."""
+
 from __future__ import annotations
 
 import argparse
@@ -17,11 +19,11 @@ from onepass.verify import calls, cases, matrix
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--op", choices=list(calls.OPS), help="only this norm")
-    parser.add_argument("--dtype", choices=[dtype_name(d) for d in matrix.DTYPES], help="only this dtype")
+    parser.add_argument("--op", choices=list(calls.OPS), help="check only this norm")
+    parser.add_argument("--dtype", choices=[dtype_name(d) for d in matrix.DTYPES], help="check only this dtype")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--reasons", action="store_true", help="say why each family passes")
-    parser.add_argument("--out", type=Path, help="also write the cells to this file, one JSON object a line")
+    parser.add_argument("--reasons", action="store_true", help="print why a family does not support a case")
+    parser.add_argument("--out", type=Path, help="also write the results to this file, one JSON object per line")
     parser.set_defaults(run=run)
 
 
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     dtypes = [d for d in matrix.DTYPES if args.dtype in (None, dtype_name(d))]
     total = len(which) * len(dtypes) * len(FAMILIES)
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
-    print("forward/backward: the worst error as a fraction of the budget; – : not supported there, --reasons says why\n")
+    print("forward/backward: the largest error as a fraction of the budget. –: not supported; --reasons prints why.\n")
     cells: dict[tuple[str, str], dict[torch.dtype, matrix.Cell]] = defaultdict(dict)
     for cell in progress(matrix.verify(which, dtypes, args.device, args.seed), total, lambda cell: cell.case.name):
         cells[cell.case.name, cell.family][cell.dtype] = cell
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     every = [cell for row in cells.values() for cell in row.values()]
     failed = [cell for cell in every if not cell.ok]
     for cell in failed:
-        print(f"FAILED {cell.case.name}, {cell.family}, {dtype_name(cell.dtype)}: {cell.fault or 'error beyond the budget'}")
+        print(f"FAILED {cell.case.name}, {cell.family}, {dtype_name(cell.dtype)}: {cell.fault or 'the error exceeds the budget'}")
     if args.reasons:
         print()
         for reason in sorted({reason for cell in every for reason in cell.reasons}):

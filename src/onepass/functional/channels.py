@@ -30,8 +30,8 @@ def group_norm(
 ) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
-    Mean and variance are those of one sample and one group: C/num_groups channels at all positions. With `channel_dim=-1` the
-    input is (N, *, C).
+    Mean and variance are those of one sample and one group: C/num_groups channels at all positions. With
+    `channel_dim=-1` the input is (N, *, C).
 
     Example: `group_norm(torch.randn(2, 320, 8, 8), 32, activation="silu")`
     """

@@ -60,8 +60,8 @@ def normalize_with_extras(
 ) -> Result:
     """Check the extras, normalize, and write to `out`.
 
-    With `use_running`, the call normalizes by the `running` statistics. Without it, they are only compared with `out`. `track` and
-    `update` are those of `call.normalize_with`.
+    With `use_running`, the call normalizes by the `running` statistics. Without it, they are only compared with `out`.
+    `track` and `update` are those of `call.normalize_with`.
     """
     channel_dim, modulate, out, stats = extras
     if modulate is not None:
@@ -80,7 +80,7 @@ def normalize_with_extras(
 
 
 def output_of(result: Result, return_stats: bool) -> Any:
-    """The output, or `Stats` if the caller asked for statistics. The public functions declare a Tensor, the usual case."""
+    """The output, or `Stats` if the caller asked for them. The public functions declare a Tensor, the usual case."""
     return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
 
 

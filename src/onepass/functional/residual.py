@@ -29,7 +29,9 @@ def add_layer_norm(
     weight_offset: float = 0.0,
     granularity: str = "element",
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, sum) with `sum = input + residual` and `y = layer_norm(sum, ...)`. The sum is rounded to its dtype before the norm.
+    """Return (y, sum) with `sum = input + residual` and `y = layer_norm(sum, ...)`.
+
+    The sum is rounded to its dtype before the norm.
 
     Example: `y, x = add_layer_norm(branch, x, (64,))`
     """
@@ -59,7 +61,9 @@ def add_rms_norm(
     modulate: Modulation | None = None,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, sum) with `sum = input + residual` and `y = rms_norm(sum, ...)`. The sum is rounded to its dtype before the norm.
+    """Return (y, sum) with `sum = input + residual` and `y = rms_norm(sum, ...)`.
+
+    The sum is rounded to its dtype before the norm.
 
     Example: `y, x = add_rms_norm(branch, x, (64,), eps=1e-6)`
     """
@@ -86,7 +90,9 @@ def add_group_norm(
     activation: str | None = None,
     modulate: Modulation | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (y, sum) with `sum = input + residual` and `y = group_norm(sum, ...)`. The sum is rounded to its dtype before the norm.
+    """Return (y, sum) with `sum = input + residual` and `y = group_norm(sum, ...)`.
+
+    The sum is rounded to its dtype before the norm.
 
     Example: `y, x = add_group_norm(branch, x, 32, activation="silu")`
     """

@@ -36,8 +36,8 @@ def layer_norm(
 ) -> Tensor:
     """y = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias over the last dimensions, `normalized_shape`.
 
-    `granularity` sets the shape of weight and bias: "element" means normalized_shape, "channel" its first dimension, and
-    "global" a scalar. The channels, for `modulate` too, are the first dimension of normalized_shape.
+    `granularity` sets the shape of weight and bias: "element" means normalized_shape, "channel" its first dimension,
+    and "global" a scalar. The channels, for `modulate` too, are the first dimension of normalized_shape.
 
     Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
     """
@@ -97,8 +97,8 @@ def layer_norm_out(
 ) -> Tensor:
     """Write the LayerNorm of `num_tokens` rows of `hidden_size` contiguous elements to `out`, without gradients.
 
-    The input can be any contiguous tensor of that many elements: (tokens, hidden), or (N, C, H, W) as N·C rows of H·W. `out` can
-    be `input` itself. `torch.ops.onepass.layer_norm_out` does the same and returns nothing.
+    The input can be any contiguous tensor of that many elements: (tokens, hidden), or (N, C, H, W) as N·C rows of H·W.
+    `out` can be `input` itself. `torch.ops.onepass.layer_norm_out` does the same and returns nothing.
 
     Example: `layer_norm_out(torch.empty(8, 64), torch.randn(8, 64), torch.ones(64), torch.zeros(64), 8, 64)`
     """

@@ -38,8 +38,8 @@ def instance_norm(
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the positions of each channel of each sample of (N, C, *).
 
     With running statistics, the call updates them in place by the average of the samples' statistics. With
-    `use_input_stats=False` it normalizes by the running statistics, and `return_stats` returns those. With `channel_dim=-1` the
-    input is (N, *, C).
+    `use_input_stats=False` it normalizes by the running statistics, and `return_stats` returns those. With
+    `channel_dim=-1` the input is (N, *, C).
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
     """
@@ -66,7 +66,8 @@ def instance_norm(
             assert result.mean is not None
             update_running(running_mean, running_var, result.mean.mean(0), unbiased(result.var, input).mean(0), momentum)
 
-    # torch updates running statistics after its norm has saved its tensors, but before an activation or modulation saves others.
+    # torch updates running statistics after its norm has saved its tensors.
+    # An activation or a modulation saves more tensors, after the update.
     early = update if track and (activation is not None or modulate is not None) else None
     keywords: dict[str, Any] = {"running": running, "track": track, "update": early}
     result = normalize_with_extras(define_instance_norm, args, input, weight, bias, extras, **keywords)
@@ -95,8 +96,8 @@ def batch_norm(
     """y = (x - mean)/sqrt(var + eps)·weight + bias over the batch and the positions of each channel of (N, C, *).
 
     With `training=True` the call normalizes by the statistics of the batch. It updates running statistics in place by
-    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance. With `training=False` it normalizes by the
-    running statistics, and `return_stats` returns those. With `channel_dim=-1` the input is (N, *, C).
+    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance. With `training=False` it normalizes
+    by the running statistics, and `return_stats` returns those. With `channel_dim=-1` the input is (N, *, C).
 
     Example: `batch_norm(torch.randn(8, 64, 32, 32), None, None, training=True)`
     """
@@ -155,7 +156,7 @@ def _evaluate(
     bias: Tensor | None,
     extras: Extras,
 ) -> Tensor:
-    """Normalize by running statistics, one mean and variance per channel: for instance_norm too this is a batch_norm."""
+    """Normalize by running statistics. They have one value per channel, so instance_norm too becomes a batch_norm."""
     result = normalize_with_extras(define_batch_norm, args, input, weight, bias, extras, running=running, use_running=True)
     if not extras.return_stats:
         return result.y

@@ -1,4 +1,6 @@
-"""Subclasses of torch.nn's norms with the forward of onepass. Constructors, parameters, state_dicts and reprs are torch's.
+"""Subclasses of torch.nn's norms with the forward of onepass.
+
+Constructors, parameters, state_dicts and reprs are torch's.
 
 LayerNorm2d and SwitchableNorm have no counterpart in torch.nn. The constructors take these keywords in addition:
 

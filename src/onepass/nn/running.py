@@ -37,9 +37,10 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
         if count is not None:
-            count.add_(1)  # before the norm, as in torch: checkpointing may end a recomputation inside the norm by an exception
+            # Before the norm, as in torch: checkpointing may end a recomputation inside the norm by an exception.
+            count.add_(1)
         if self.momentum is None and count is not None:
-            # A cumulative average. It stays on the device: reading it would synchronize, and would break the graph of a compile.
+            # A cumulative average. It stays on the device: reading it would synchronize and break the compiled graph.
             momentum = count.to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
@@ -95,7 +96,8 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None and activation is None:
-            return nn.modules.instancenorm._InstanceNorm.forward(self, input)  # torch checks input and calls _apply_instance_norm
+            # This checks input and calls _apply_instance_norm.
+            return nn.modules.instancenorm._InstanceNorm.forward(self, input)
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():
             return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)

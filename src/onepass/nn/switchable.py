@@ -82,9 +82,9 @@ class _SwitchableNorm(ChannelExtrasMixin):
 
 
 class SwitchableNorm1d(_SwitchableNorm):
-    """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C) or (N, C, L). For (N, C), LayerNorm and BatchNorm only.
+    """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C) or (N, C, L).
 
-    Computed by `onepass.functional.switchable_norm`.
+    For (N, C) it mixes LayerNorm and BatchNorm only. Computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm1d(64)(torch.randn(8, 64, 32))`
     """

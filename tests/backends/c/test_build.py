@@ -23,7 +23,7 @@ import torch
 import onepass
 import onepass.functional as F
 from onepass.backends.c import build, cache, library
-from onepass.cli import main
+from onepass.cli.main import main
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="C kernels are for Linux and macOS"),
