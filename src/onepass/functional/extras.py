@@ -37,7 +37,7 @@ class Stats(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """The extras of a call that its definition does not know."""
+    """The extras of a call that are not arguments of its definition."""
 
     channel_dim: int  # the dimension of the channels, for `modulate`
     modulate: Modulation | None = None
