@@ -68,7 +68,7 @@ def test_a_compiled_patched_model(make, inputs, monkeypatch):
     model = make().to("cuda", torch.bfloat16)
     patched, merged, merge = copy.deepcopy(model), [], compiled_graphs.fuse_neighbours
     onepass.patch(patched)
-    monkeypatch.setattr(compiled_graphs, "merge", lambda g: merged.append(merge(g)))
+    monkeypatch.setattr(compiled_graphs, "fuse_neighbours", lambda g: merged.append(merge(g)))
     torch._dynamo.reset()
     compiled = torch.compile(patched, fullgraph=True)
     no_further(model, [x.to("cuda", torch.bfloat16) for x in inputs()], compiled)

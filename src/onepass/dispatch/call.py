@@ -41,7 +41,7 @@ def normalize(
     # `route(x, weight, bias, mean, var) is not DIRECT`, written out: every call passes here.
     if (
         compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
-        or type(x) not in PLAIN or type(weight) not in PLAIN or type(bias) not in PLAIN
+        or (type(x) is not Tensor and type(x) not in PLAIN) or type(weight) not in PLAIN or type(bias) not in PLAIN
         or x.is_neg() or (weight is not None and weight.is_neg()) or (bias is not None and bias.is_neg())
         or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN))
         or (var is not None and (var.is_neg() or (mean is not None and mean.is_neg())))

@@ -10,7 +10,7 @@ from onepass.check.norms import check_group_norm, check_layer_norm2d
 from onepass.core import norms
 from onepass.dispatch import call
 
-from .extras import Extras, Modulation, normalize_with_extras, output_of, spec_fields
+from .extras import Modulation, normalize_with_extras, output_of, spec_fields
 from .overrides import autocast, call_override, has_override
 
 
@@ -48,7 +48,7 @@ def group_norm(
     args = num_groups, eps, channel_dim, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_group_norm, args, input, weight, bias)
-    extras = Extras(channel_dim, modulate, out, return_stats)
+    extras = channel_dim, modulate, out, return_stats
     return output_of(normalize_with_extras(define_group_norm, args, input, weight, bias, extras), return_stats)
 
 
@@ -79,7 +79,7 @@ def layer_norm2d(
     args = eps, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_layer_norm2d, args, input, weight, bias)
-    extras = Extras(1, modulate, out, return_stats)
+    extras = 1, modulate, out, return_stats
     return output_of(normalize_with_extras(define_layer_norm2d, args, input, weight, bias, extras), return_stats)
 
 

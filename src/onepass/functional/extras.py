@@ -36,13 +36,9 @@ class Stats(NamedTuple):
     rstd: Tensor  # 1/sqrt(var + eps)
 
 
-class Extras(NamedTuple):
-    """The extras of a call that are not arguments of its definition."""
-
-    channel_dim: int  # the dimension of the channels, for `modulate`
-    modulate: Modulation | None = None
-    out: Tensor | None = None
-    return_stats: bool = False
+# The extras of a call that are not arguments of its definition: the dimension of the channels (for `modulate`), `modulate`, `out` and
+# `return_stats`. A plain tuple, since making a NamedTuple takes the host longer.
+Extras = tuple[int, Modulation | None, Tensor | None, bool]
 
 
 def normalize_with_extras(

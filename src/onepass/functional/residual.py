@@ -11,7 +11,7 @@ from onepass.check.extras import as_channel_dim, check_residual
 from onepass.core.operands import OptionalOperands, Result
 
 from .channels import define_group_norm, group_norm
-from .extras import Extras, Modulation, normalize_with_extras
+from .extras import Modulation, normalize_with_extras
 from .overrides import autocasts_to_float32, call_override, has_override
 from .rows import define_layer_norm, define_rms_norm, layer_norm
 
@@ -46,7 +46,9 @@ def add_layer_norm(
         return layer_norm(total, normalized_shape, weight, bias, eps, **keywords), total
     shape = as_shape("add_layer_norm", normalized_shape)
     args = shape, eps, granularity, weight_offset, activation, modulate is not None
-    result = normalize_with_extras(define_layer_norm, args, input, weight, bias, Extras(-len(shape), modulate), OptionalOperands(residual))
+    result = normalize_with_extras(
+        define_layer_norm, args, input, weight, bias, (-len(shape), modulate, None, False), OptionalOperands(residual)
+    )
     return _output_and_sum(result)
 
 
@@ -74,7 +76,9 @@ def add_rms_norm(
     check_residual(input, residual)
     shape = as_shape("add_rms_norm", normalized_shape)
     args = shape, eps, weight_offset, activation, modulate is not None
-    result = normalize_with_extras(define_rms_norm, args, input, weight, None, Extras(-len(shape), modulate), OptionalOperands(residual))
+    result = normalize_with_extras(
+        define_rms_norm, args, input, weight, None, (-len(shape), modulate, None, False), OptionalOperands(residual)
+    )
     return _output_and_sum(result)
 
 
@@ -108,7 +112,9 @@ def add_group_norm(
         keywords = {"channel_dim": channel_dim, "activation": activation, "modulate": modulate}
         return group_norm(total, num_groups, weight, bias, eps, **keywords), total
     args = as_int("num_groups", num_groups), eps, channel_dim, activation, modulate is not None
-    result = normalize_with_extras(define_group_norm, args, input, weight, bias, Extras(channel_dim, modulate), OptionalOperands(residual))
+    result = normalize_with_extras(
+        define_group_norm, args, input, weight, bias, (channel_dim, modulate, None, False), OptionalOperands(residual)
+    )
     return _output_and_sum(result)
 
 

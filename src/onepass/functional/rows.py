@@ -15,7 +15,7 @@ from onepass.check.out import check_layer_norm_out, require_no_gradient
 from onepass.core import norms
 from onepass.dispatch import call, route
 
-from .extras import Extras, Modulation, normalize_with_extras, output_of, spec_fields
+from .extras import Modulation, normalize_with_extras, output_of, spec_fields
 from .overrides import autocast, call_override, has_override
 
 
@@ -51,7 +51,7 @@ def layer_norm(
     args = shape, eps, granularity, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_layer_norm, args, input, weight, bias)
-    extras = Extras(-len(shape), modulate, out, return_stats)
+    extras = -len(shape), modulate, out, return_stats
     return output_of(normalize_with_extras(define_layer_norm, args, input, weight, bias, extras), return_stats)
 
 
@@ -82,7 +82,7 @@ def rms_norm(
     args = shape, eps, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_rms_norm, args, input, weight)
-    extras = Extras(-len(shape), modulate, out, return_stats)
+    extras = -len(shape), modulate, out, return_stats
     return output_of(normalize_with_extras(define_rms_norm, args, input, weight, None, extras), return_stats)
 
 

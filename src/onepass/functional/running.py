@@ -57,7 +57,7 @@ def instance_norm(
         return call.normalize(define_batch_norm, args, input, weight, bias, running_mean, running_var)
     if plain and not track:
         return call.normalize(define_instance_norm, args, input, weight, bias)
-    extras = Extras(channel_dim, modulate, out, return_stats)
+    extras = channel_dim, modulate, out, return_stats
     if not use_input_stats:
         return _evaluate(args, input, running, weight, bias, extras)
 
@@ -123,7 +123,7 @@ def batch_norm(
     check()
     if input.dim() < 2:  # only an empty tensor passes the checks; torch returns an empty tensor too
         return input * 1 if weight is None else input * weight
-    extras = Extras(channel_dim, modulate, out, return_stats)
+    extras = channel_dim, modulate, out, return_stats
     if not training:
         return _evaluate(args, input, running, weight, bias, extras)
     if plain and track and call.may_track(define_batch_norm, args, *operands):
@@ -158,7 +158,8 @@ def _evaluate(
 ) -> Tensor:
     """Normalize by running statistics. They have one value per channel, so instance_norm too becomes a batch_norm."""
     result = normalize_with_extras(define_batch_norm, args, input, weight, bias, extras, running=running, use_running=True)
-    if not extras.return_stats:
+    *_, return_stats = extras
+    if not return_stats:
         return result.y
     assert running[0] is not None
     mean = running[0].detach().to(result.rstd.dtype, copy=True).view_as(result.rstd)

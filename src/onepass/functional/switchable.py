@@ -16,7 +16,7 @@ from onepass.core.moments import Moments, merge_along
 from onepass.core.operands import OptionalOperands, Result
 from onepass.core.problem import accumulator
 
-from .extras import Extras, Modulation, normalize_with_extras, output_of
+from .extras import Modulation, normalize_with_extras, output_of
 from .overrides import call_override, has_override
 from .statistics import unbiased, update_running
 
@@ -75,7 +75,7 @@ def switchable_norm(
         update_running(running_mean, running_var, batch.mean, unbiased(batch.var, input), momentum)
 
     updates = training and using_bn and running_mean is not None and input.numel()
-    extras = Extras(channel_dim, modulate, out)
+    extras = channel_dim, modulate, out, False
     keywords: dict[str, Any] = {"running": running, "track": True, "update": update if updates else None}
     result = normalize_with_extras(define_switchable_norm, args, input, weight, bias, extras, optional, **keywords)
     if return_stats:

@@ -13,7 +13,18 @@ from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, Sa
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
 
-from .problem import NO_GRADIENTS, Call, addresses, check_status, dense, mixed_statistics, new_gradient, pack_tensors, require_cpu
+from .problem import (
+    NO_GRADIENTS,
+    Call,
+    addresses,
+    check_status,
+    dense,
+    mixed_statistics,
+    new_gradient,
+    out_of_memory,
+    pack_tensors,
+    require_cpu,
+)
 
 
 def forward(problem: NormProblem) -> Forward:
@@ -41,11 +52,12 @@ def forward(problem: NormProblem) -> Forward:
         else:
             mean, rstd = call.new_stat() if spec.centered else None, call.new_stat()
             var = call.new_stat() if track else None
-        params = [dense(t) for t in (weight, bias, optional.scale, optional.shift)]
+        params = [t if t is None else dense(t) for t in (weight, bias, optional.scale, optional.shift)]
         operands, threads = addresses(x, residual, *params), call.threads()
         stats, outs = addresses(mean, rstd, var), (y.data_ptr(), 0 if residual is None or total is None else total.data_ptr())
         if not mixing:
-            check_status(run(packed, pack_tensors(*operands, *stats, *outs, *NO_GRADIENTS), threads))
+            if run(packed, pack_tensors(*operands, *stats, *outs, *NO_GRADIENTS), threads):
+                out_of_memory()
             return Result(y, mean, rstd, var, total)
         check_status(run(packed, pack_tensors(*operands, *stats, 0, outs[1], *NO_GRADIENTS), threads))
         mixed = mixed_statistics(call, mean, var, optional)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 from struct import Struct
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -105,9 +106,14 @@ def checked_addresses(names: Sequence[str], *tensors: Tensor | None) -> list[int
     return pointers
 
 
+def out_of_memory() -> NoReturn:
+    raise MemoryError("onepass could not allocate its buffers")
+
+
 def check_status(failed: int) -> None:
+    """Raise if a kernel says that it failed. A kernel fails only where it cannot allocate."""
     if failed:
-        raise MemoryError("onepass could not allocate its buffers")
+        out_of_memory()
 
 
 NO_GRADIENTS = (0,) * 9
