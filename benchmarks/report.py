@@ -18,10 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
     parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
     parser.add_argument("--check", action="store_true", help="only say whether the table is that of the results")
+    args = parser.parse_args(argv)
     try:
-        return run(parser.parse_args(argv))
+        return run(args)
     except (OSError, ValueError) as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
 
 

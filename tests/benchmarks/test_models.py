@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import model_zoo, models, report_models
+from benchmarks import model_zoo, models, report, report_models
 from benchmarks.model_variant import MODES, Room, Step, Variant, excess
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
 from onepass.bench import record
-from onepass.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -185,16 +184,16 @@ def test_report_command(tmp_path, capsys):
     docs, results = tmp_path / "README.md", tmp_path / "models.jsonl"
     docs.write_text(f"{report_models.BEGIN}\n{report_models.END}")
     record.write(results, made_up())
-    arguments = ["report", "--models", "--results", str(results), "--docs", str(docs)]
-    assert main([*arguments, "--check"]) == 1
-    assert main(arguments) == 0
-    assert main([*arguments, "--check"]) == 0
+    arguments = ["--models", "--results", str(results), "--docs", str(docs)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
-    assert main([*arguments, "--check"]) == 2
+    assert report.main([*arguments, "--check"]) == 2
     assert "llama-decode compiled after" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
 def test_the_readme_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(["report", "--models", "--check"]) == 0
+    assert report.main(["--models", "--check"]) == 0

@@ -9,7 +9,7 @@ import pytest
 from onepass.cli import demo
 from onepass.cli.main import main
 from onepass.planning.registry import FAMILIES
-from onepass.verify import calls, cases, matrix
+from onepass.verify import calls, cases
 
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -75,11 +75,6 @@ def test_verify_prints_a_matrix(monkeypatch, capsys, tmp_path):
     assert "layer_norm 64x257" in out and f"{3 * len(FAMILIES)} cells" in out and "0 failed" in out
     records = [json.loads(line) for line in (tmp_path / "results" / "cells.jsonl").read_text().splitlines()]
     assert len(records) == 3 * len(FAMILIES) and all(record["ok"] and record["torch"] for record in records)
-
-
-def test_an_empty_cell_without_a_reason_fails():
-    assert not matrix.Cell(cases.CASES[0], "blockwise", matrix.DTYPES[0]).ok
-    assert matrix.Cell(cases.CASES[0], "blockwise", matrix.DTYPES[0], reasons=("because",)).ok
 
 
 def test_demo(monkeypatch, capsys, tmp_path):
