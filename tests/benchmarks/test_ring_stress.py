@@ -21,11 +21,11 @@ from onepass.backends.gpu import forward
 from onepass.core import device
 
 H200 = TARGETS["sm_90"][1]
-KERNELS = Path(onepass.__file__).parent / "backends" / "gpu"
+RING = Path(onepass.__file__).parent / "backends" / "gpu" / "ring"
 
 
 def test_every_hand_over_stands_in_the_kernels_once():
-    text = "".join((KERNELS / name).read_text() for name in ("ring.py", "ring_exchange.py"))
+    text = "".join(path.read_text() for path in RING.glob("*.py"))
     found = re.findall(r'(?:late|crowded)\(STRESS, "([^"]+)"', text)
     assert sorted(found) == sorted(filter(None, HANDOVERS))
 
