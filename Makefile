@@ -10,7 +10,7 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -n 2
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/backends/gpu/test_interpreter.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/backends/gpu/test_interpreter.py tests/core/test_toy_norm.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

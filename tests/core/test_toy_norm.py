@@ -1,5 +1,8 @@
 """A norm that nobody built, defined by a spec alone: GroupNorm whose statistics span pairs of samples."""
 
+import os
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -7,7 +10,11 @@ from torch.testing import assert_close
 import onepass
 from onepass.core.spec import NormSpec
 from onepass.dispatch import call, launchers
+from onepass.verify import calls, oracle, tensors
+from onepass.verify.cases import Case
 from onepass.verify.tensors import lay_out
+from tests.conftest import CPU_FAMILIES, compiled
+from tests.recorder import GPU_FAMILIES, recorded_runs, require_ran
 
 GROUPS = 3
 PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
@@ -42,6 +49,50 @@ def test_matches_its_definition(family, layout):
         dy = torch.randn(y.shape, dtype=y.dtype)
         grads, wanted = (torch.autograd.grad(out, (x, weight, bias), dy) for out in (y, expected))
         assert_close(grads, wanted)
+
+
+BOTH = {"c", "tile", "tile_reread", "blockwise", "reference"}  # they run the forward and the backward
+FORWARD = {"whole_set", "team", "row_reread"}  # they run the forward only; row_reread also runs the backward of a transposed x
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+ALL_FAMILIES = [*CPU_FAMILIES, *(pytest.param(family, marks=interpreted) for family in GPU_FAMILIES)]
+
+
+@pytest.fixture
+def verified(monkeypatch):
+    """The paired norm as a Case, which `oracle` can check against its error budget."""
+
+    def spec(case, **clauses):
+        return replace(PAIRED, eps=case.eps, **clauses)
+
+    monkeypatch.setitem(calls.OPS, "paired_group_norm", calls.Op(lambda case, t: (t.weight, t.bias), definition, spec))
+    monkeypatch.setattr(onepass.functional, "paired_group_norm", paired_group_norm, raising=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed"])
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_every_family_within_the_budget(verified, family, layout, dtype):
+    """Every kernel that can runs a norm it has never heard of. All others refuse."""
+    if family == "c" and not compiled():
+        pytest.skip("there are no C kernels")
+    case = Case("paired_group_norm", (6, 12, 4, 5), layout)
+    operands = tensors.make(case, dtype)
+    dy = tensors.make_dy(operands)
+    exact = oracle.exact(case, operands, dy)
+    assert exact.disagreement <= 1
+    backward = family in BOTH or (family, layout) == ("row_reread", "transposed")
+    with recorded_runs() as runs, onepass.force(family):
+        if not backward:
+            with pytest.raises(onepass.CannotForce):
+                oracle.evaluate(case, operands, dy)
+            runs.clear()
+        if family not in BOTH | FORWARD:
+            return
+        outcome = oracle.evaluate(case, operands, dy if backward else None)
+    require_ran(runs, family, "forward", *(["backward"] if backward else []))
+    worst = oracle.worst(outcome, exact.value, exact.allowed)
+    assert worst.forward <= 1
+    assert worst.backward <= 1 if backward else worst.backward is None
 
 
 def test_second_derivative_compile_and_explain():

@@ -19,44 +19,44 @@ from .cases import Case
 from .tensors import Operands
 
 
-class _Op(NamedTuple):
+class Op(NamedTuple):
     arguments: Callable[[Case, Operands], tuple[Any, ...]]  # after x, of our function and of torch's
     torch: Callable[..., Tensor]
     spec: Callable[..., NormSpec]  # with the clauses of a case
 
 
 OPS = {
-    "layer_norm": _Op(
+    "layer_norm": Op(
         lambda c, t: (t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
         F.layer_norm,
         lambda c, **clauses: norms.layer_norm(c.rank, c.eps, c.granularity, c.modulate, weight_offset=c.offset, **clauses),
     ),
-    "rms_norm": _Op(
+    "rms_norm": Op(
         lambda c, t: (t.x.shape[-c.rank :], t.weight, c.eps),
         F.rms_norm,
         lambda c, **clauses: norms.rms_norm(c.rank, c.eps, c.modulate, weight_offset=c.offset, **clauses),
     ),
-    "group_norm": _Op(
+    "group_norm": Op(
         lambda c, t: (c.groups, t.weight, t.bias, c.eps),
         torch_norms.group_norm,
         lambda c, **clauses: norms.group_norm(c.groups, c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
-    "instance_norm": _Op(
+    "instance_norm": Op(
         lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
         F.instance_norm,
         lambda c, **clauses: (norms.batch_norm if c.evaluate else norms.instance_norm)(c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
-    "batch_norm": _Op(
+    "batch_norm": Op(
         lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
         F.batch_norm,
         lambda c, **clauses: norms.batch_norm(c.eps, -1 if c.last else 1, c.modulate, **clauses),
     ),
-    "layer_norm2d": _Op(
+    "layer_norm2d": Op(
         lambda c, t: (t.weight, t.bias, c.eps),
         torch_norms.layer_norm2d,
         lambda c, **clauses: norms.layer_norm2d(c.eps, c.modulate, **clauses),
     ),
-    "switchable_norm": _Op(
+    "switchable_norm": Op(
         lambda c, t: (
             *(t.mean_weight, t.var_weight, t.running_mean, t.running_var, t.weight, t.bias),
             *(not c.evaluate, c.momentum, c.eps, c.using_bn),
