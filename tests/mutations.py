@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "onepass"
 
 
 class Mutation(NamedTuple):
@@ -50,21 +51,28 @@ MUTATIONS = [
     Mutation("statistics rounded to x's dtype", "backends/torch_ops/blockwise.py", "x, y, problem.acc", "x, y, problem.dtype",
              "tests/functional/test_numerics.py -k every_case and bfloat16"),
     Mutation("dy read as if laid out like y", "backends/torch_ops/blockwise.py", "self._split(laid_out(y, self.problem.y_stride), self.y_view)", "self._split(y, self.y_view)", CASES),
-    Mutation("eps forgotten in the op", "ops.py", "NormSpec.unpack(words, sizes, *numbers), Extras", "NormSpec.unpack(words, sizes, 0.0, numbers[1]), Extras",
+    Mutation("eps forgotten in the op", "dispatch/library.py", "NormSpec.unpack(words, sizes, eps, offset)", "NormSpec.unpack(words, sizes, 0.0, offset)",
              "tests/dispatch/test_routes.py -k dynamic_shapes"),
-    Mutation("what a backward unpacks is not compared", "dispatch/autograd.py", "if signatures(unpacked) == launchers.saved else", "if True else", "tests/dispatch/test_memory_safety.py -k hooks_on_saved and dtype"),
-    Mutation("a gradient is not compared", "dispatch/autograd.py", 'check_gradient("dy", dy, problem, launchers.device)', "pass", "tests/dispatch/test_memory_safety.py -k called_directly"),
-    Mutation("raw ops check nothing", "dispatch/library.py", "check(bind(spec, x, weight, bias, given, track, extras))", "pass", "tests/dispatch/test_memory_safety.py -k raw", True),
+    Mutation("what a backward unpacks is not compared", "dispatch/autograd.py", "unpacked)\n        tensors = unpacked if signatures(unpacked) == launchers.saved else", "unpacked)\n        tensors = unpacked if True else",
+             "tests/dispatch/test_memory_safety.py -k hooks_on_saved"),
+    Mutation("what a plain backward unpacks is not compared", "dispatch/autograd.py", "launchers.train\n        tensors = unpacked if signatures(unpacked) == launchers.saved else", "launchers.train\n        tensors = unpacked if True else",
+             "tests/dispatch/test_memory_safety.py -k hooks_on_saved"),
+    Mutation("a gradient is not compared", "dispatch/autograd.py", '        check_gradient("dy", dy, problem, launchers.device)\n        check_gradient("dsum"', '        check_gradient("dsum"',
+             "tests/dispatch/test_memory_safety.py -k called_directly"),
+    Mutation("a plain gradient is not compared", "dispatch/autograd.py", '        check_gradient("dy", dy, problem, launchers.device)\n        if way', "        if way",
+             "tests/dispatch/test_memory_safety.py -k called_directly"),
+    Mutation("raw ops check nothing", "dispatch/library.py", "check_forward(problem, x, weight, bias, mean, var, optional)", "pass", "tests/dispatch/test_memory_safety.py -k raw", True),
+    Mutation("raw backward ops check nothing", "dispatch/library.py", "check_backward(problem, dy, dsum, saved)", "pass", "tests/dispatch/test_memory_safety.py -k raw"),
     Mutation("the negative bit ignored", "dispatch/route.py", "return True in [t.is_neg() for t in operands if t is not None]", "return False",
              "tests/dispatch/test_memory_safety.py -k negative_bit"),
     Mutation("freed memory not noticed", "core/memory.py", "if t is not None and t.data_ptr() < LOWEST:", "if False:", "tests/dispatch/test_memory_safety.py -k freed_storage"),
     Mutation("the biased variance in running_var", "functional/statistics.py", "var * (count / max(count - 1, 1))", "var * 1", "tests/nn/test_modules.py -k same_as_torch"),
     Mutation("launchers kept whatever the weight", "dispatch/call.py", "weight is None or weight.shape, weight is None or weight.dtype", "weight is None",
              "tests/check/test_errors.py -k good_call"),
-    Mutation("a half-type row backward left to torch", "planning/registry.py", 'variant == "rows" and half', 'variant == "none" and half',
+    Mutation("a half-type row backward left to torch", "backends/torch_ops/aten_support.py", 'kernel == "rows" and half', 'kernel == "none" and half',
              "tests/functional/test_numerics.py -k every_case and bfloat16 and layer_norm"),
     Mutation("modulation the same for every sample", "core/spec.py", "_strides(named, self.modulated)", "_strides(named, self.modulated[1:])", MODULATED, True),
-    Mutation("scale without the one", "backends/torch_ops/blockwise.py", "extras.scale, self.acc, 1.0)", "extras.scale, self.acc, 0.0)", MODULATED),
+    Mutation("scale without the one", "backends/torch_ops/blockwise.py", "self.modulation.spread(scale, self.acc, 1.0)", "self.modulation.spread(scale, self.acc, 0.0)", MODULATED),
     Mutation("an activation's gradient at u, not z", "core/arithmetic.py", "(dy, affine(u, self.gain, self.shift)) if", "(dy, u) if", MODULATED),
     Mutation("the shift not taken off again", "core/arithmetic.py", "affine_inverse(y, self.gain, self.shift)", "affine_inverse(y, self.gain, None)", SAVED),
     Mutation("y read as if laid out like x", "core/problem.py", 'return replace(self, x=self.y, stride=self.y_stride, copied="")', "return self", SAVED),
@@ -79,26 +87,26 @@ MUTATIONS = [
     Mutation("an activation written where torch does not write", "core/arithmetic.py", " and y.is_contiguous()", "", BLOCKS),
     Mutation("statistics in the graph of a compiled call", "dispatch/call.py", "var.detach() if track else None", "var if track else None",
              "tests/dispatch/test_routes.py -k compiled_training"),
-    Mutation("out copied before it is checked", "functional/call.py", "        check_out.out(out, input, weight, bias, *running, *extras)\n", "        pass\n",
+    Mutation("out copied before it is checked", "functional/extras.py", "        check_out(out, input, weight, bias, *running, *optional)\n", "        pass\n",
              "tests/functional/test_extras.py -k out"),
-    Mutation("a lane takes in what is not there", "backends/gpu/math.py", "delta = tl.where(inside, x - mean, 0.0)", "delta = x - mean", KERNELS + "9001"),
-    Mutation("lanes merged without their distance", "backends/gpu/math.py", "mean, m2 = merged, m2 + delta * delta * n", "mean = merged", KERNELS + "12x5x7"),
-    Mutation("a tail without its variance", "backends/gpu/row.py", "        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "1152"),
-    Mutation("channels cut at the wrong stride", "backends/gpu/tiling.py", "(v.strides[0], channel_run, v.strides[2])", "(v.strides[0], 1, v.strides[2])", KERNELS + "12x5x7"),
-    Mutation("the last part counted as a whole one", "backends/gpu/combine.py", "tl.minimum(run - t * chunk_t, chunk_t)", "chunk_t", KERNELS + "66001"),
-    Mutation("parameters of a row taken for a column's", "backends/gpu/math.py", "at += r * b", "at += r", KERNELS + "batch_norm and modulated"),
-    Mutation("a gradient without its mean", "backends/gpu/math.py", "dx = (wdy - c1 - x_hat * c2) * rstd", "dx = (wdy - x_hat * c2) * rstd", KERNELS + "5x33"),
-    Mutation("the other block's sums left out", "backends/gpu/row_backward.py", "sum1 += tl.sum(wdy_other, 1, keep_dims=True)", "pass", KERNELS + "15001"),
-    Mutation("gradients of parameters without the modulation", "backends/gpu/math.py", "tl.store(dweight_ptr + at, a * gain, mask=mask)", "tl.store(dweight_ptr + at, a, mask=mask)",
+    Mutation("a lane takes in what is not there", "backends/gpu/device/moments.py", "delta = tl.where(inside, x - mean, 0.0)", "delta = x - mean", KERNELS + "9001"),
+    Mutation("lanes merged without their distance", "backends/gpu/device/moments.py", "mean, m2 = merged, m2 + delta * delta * n", "mean = merged", KERNELS + "12x5x7"),
+    Mutation("a tail without its variance", "backends/gpu/row/kernel.py", "        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "1152"),
+    Mutation("channels cut at the wrong stride", "backends/gpu/walk.py", "(v.strides[0], channel_run, v.strides[2])", "(v.strides[0], 1, v.strides[2])", KERNELS + "12x5x7"),
+    Mutation("the last part counted as a whole one", "backends/gpu/partials/combine_kernel.py", "tl.minimum(run - t * chunk_t, chunk_t)", "chunk_t", KERNELS + "66001"),
+    Mutation("parameters of a row taken for a column's", "backends/gpu/device/affine.py", "at += r * b", "at += r", KERNELS + "batch_norm and modulated"),
+    Mutation("a gradient without its mean", "backends/gpu/device/gradients.py", "dx = (wdy - c1 - x_hat * c2) * rstd", "dx = (wdy - x_hat * c2) * rstd", KERNELS + "5x33"),
+    Mutation("the other block's sums left out", "backends/gpu/row/kernel_backward.py", "sum1 += tl.sum(wdy_other, 1, keep_dims=True)", "pass", KERNELS + "15001"),
+    Mutation("gradients of parameters without the modulation", "backends/gpu/device/gradients.py", "tl.store(dweight_ptr + at, a * gain, mask=mask)", "tl.store(dweight_ptr + at, a, mask=mask)",
              KERNELS + "add_group_norm and modulated"),
-    Mutation("cells of a period inside out", "backends/gpu/tiling_backward.py", "return [(size * unit // (p.every * p.period), 0), (p.period, p.a), (p.every // unit, 0)]",
+    Mutation("cells of a period inside out", "backends/gpu/partials/sums.py", "return [(size * unit // (p.every * p.period), 0), (p.period, p.a), (p.every // unit, 0)]",
              "return [(p.every // unit, 0), (p.period, p.a), (size * unit // (p.every * p.period), 0)]", KERNELS + "12x5x7"),
-    Mutation("cells added up twice", "backends/gpu/sums.py", "mask = (n < reduced) & here", "mask = here", KERNELS + "layer_norm2d"),
-    Mutation("a dz that does not know z", "backends/gpu/math.py", "dz = activate_back(dy, x_hat * factor + term, ACTIVATION)", "dz = activate_back(dy, x_hat, ACTIVATION)", KERNELS + "silu"),
-    Mutation("a set's columns without their distance", "backends/gpu/team.py", "mean, m2 = of_set, m2 + delta * delta * rows", "mean = of_set", KERNELS + "channels_last"),
-    Mutation("a member takes rows of the next", "backends/gpu/team.py", "inside = r < end\n            if EVEN", "inside = r < reps + 1\n            if EVEN", KERNELS + "channels_last"),
-    Mutation("vectors that are not there have a distance", "backends/gpu/alone.py", "away = tl.where(inside, away - own, 0.0)", "away = away - own", KERNELS + "channels_last"),
-    Mutation("a row's vectors in the next row", "backends/gpu/alone.py", "r = start + vector // (RUN // BLOCK_J)", "r = start + vector // RUN", KERNELS + "channels_last"),
+    Mutation("cells added up twice", "backends/gpu/partials/sums_kernel.py", "mask = (n < reduced) & here", "mask = here", KERNELS + "layer_norm2d"),
+    Mutation("a dz that does not know z", "backends/gpu/device/gradients.py", "dz = activate_back(dy, x_hat * factor + term, ACTIVATION)", "dz = activate_back(dy, x_hat, ACTIVATION)", KERNELS + "silu"),
+    Mutation("a set's columns without their distance", "backends/gpu/team/kernel.py", "mean, m2 = of_set, m2 + delta * delta * rows", "mean = of_set", KERNELS + "channels_last"),
+    Mutation("a member takes rows of the next", "backends/gpu/team/kernel.py", "inside = r < end\n            if EVEN", "inside = r < reps + 1\n            if EVEN", KERNELS + "channels_last"),
+    Mutation("vectors that are not there have a distance", "backends/gpu/whole_set/kernel.py", "away = tl.where(inside, away - own, 0.0)", "away = away - own", KERNELS + "channels_last"),
+    Mutation("a row's vectors in the next row", "backends/gpu/whole_set/kernel.py", "r = start + vector // (RUN // BLOCK_J)", "r = start + vector // RUN", KERNELS + "channels_last"),
     Mutation("C: moments that meet without the distance of their means", "backends/c/src/moments.h", "p.m2 + q.m2 + delta * delta * p.count * share", "p.m2 + q.m2", NATIVE),
     Mutation("C: a known mean is not corrected", "backends/c/src/loops.h", "means[k] = mean + left, m2[k] = deviations.second - deviations.first * left;", "means[k] = mean, m2[k] = deviations.second;", NATIVE),
     Mutation("C: halves are cut, not rounded", "backends/c/src/numbers.h", "rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan", "rounded = bits >> 16, nan", NATIVE),
@@ -110,9 +118,9 @@ MUTATIONS = [
     Mutation("C: sums that overflow are kept", "backends/c/src/loop_table.h", "return m2 < (double)INFINITY &&", "return 1 ||", LIMITS + "native and (large or infinity)"),
     Mutation("torch's row groups about zero", "backends/torch_ops/aten.py", "(x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)", "x, mean",
              LIMITS + "mean_is_large"),
-    Mutation("a sum of means that overflows", "backends/gpu/math.py", "tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP",
+    Mutation("a sum of means that overflows", "backends/gpu/device/moments.py", "tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP",
              "tl.sum(mean * n, axis, keep_dims=KEEP) / total", "tests/backends/gpu/test_interpreter.py -k large_numbers"),
-    Mutation("few rows cut to fill the GPU where batches must not matter", "backends/gpu/tiling.py", "    if not invariant:  # few rows", "    if True:  # few rows",
+    Mutation("few rows cut to fill the GPU where batches must not matter", "backends/gpu/row/schedule.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/planning/test_choose.py -k do_not_know_the_batch"),
 ]  # fmt: skip
 
@@ -121,7 +129,7 @@ def survives(mutation: Mutation) -> str:
     """Apply a mutation to a copy of the sources and run its tests: "" if they fail, as they should, else what was printed."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "onepass"
-        shutil.copytree(ROOT / "src" / "onepass", source)
+        shutil.copytree(SOURCE, source)
         path = source / mutation.file
         text = path.read_text()
         assert text.count(mutation.before) == 1, f"{mutation.name}: {mutation.before!r} stands {text.count(mutation.before)} times"

@@ -1,10 +1,18 @@
-"""The suite can fail: planted faults turn it red."""
+"""The suite can fail: every planted fault turns the tests beside it red."""
 
 import pytest
 
-from tests.mutations import MUTATIONS, survives
+from tests.mutations import MUTATIONS, ROOT, SOURCE, survives
 
 
 @pytest.mark.parametrize("mutation", [m if m.quick else pytest.param(m, marks=pytest.mark.slow) for m in MUTATIONS], ids=lambda m: m.name)
 def test_fault_is_found(mutation):
     assert survives(mutation) == ""
+
+
+def test_every_fault_can_be_planted():
+    """Each text stands in its file once, and the tests exist: a mutation does not get lost when a file moves."""
+    for mutation in MUTATIONS:
+        file = SOURCE / mutation.file
+        assert file.exists() and file.read_text().count(mutation.before) == 1, mutation.name
+        assert (ROOT / mutation.tests.partition(" -k ")[0]).exists(), mutation.name
