@@ -5,17 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onepass import functional, nn
+    from onepass.core.spec import NormSpec
+    from onepass.functional.custom import custom_norm
     from onepass.patching import patch, register, unpatch
     from onepass.planning.explain import explain
     from onepass.planning.options import CannotForce, batch_invariant, force
 
 __version__ = "0.1.0"
-__all__ = ["CannotForce", "__version__", "batch_invariant", "explain", "force", "functional", "nn", "patch", "register", "unpatch"]
+__all__ = [
+    "CannotForce", "NormSpec", "__version__", "batch_invariant", "custom_norm", "explain", "force", "functional", "nn", "patch", "register",
+    "unpatch",
+]  # fmt: skip
 
 # Public names, and the modules they are imported from on first use.
 _HOME = {
     "functional": "onepass.functional",
     "nn": "onepass.nn",
+    "NormSpec": "onepass.core.spec",
+    "custom_norm": "onepass.functional.custom",
     "explain": "onepass.planning.explain",
     "CannotForce": "onepass.planning.options",
     "batch_invariant": "onepass.planning.options",

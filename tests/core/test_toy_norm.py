@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import onepass
 from onepass.core.spec import NormSpec
-from onepass.dispatch import call, launchers
+from onepass.dispatch import launchers
 from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 from onepass.verify.tensors import lay_out
@@ -17,15 +17,11 @@ from tests.conftest import CPU_FAMILIES, compiled
 from tests.recorder import GPU_FAMILIES, recorded_runs, require_ran
 
 GROUPS = 3
-PAIRED = NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
-
-
-def _paired(x, weight, bias):
-    return PAIRED
+PAIRED = onepass.NormSpec("(n p) (g k) *l", reduced="p k *l", params="g k", sizes=(("p", 2), ("g", GROUPS)))
 
 
 def paired_group_norm(x, weight, bias):
-    return call.normalize(_paired, (), x, weight, bias)
+    return onepass.custom_norm(x, PAIRED, weight, bias)
 
 
 def definition(x, weight, bias):
