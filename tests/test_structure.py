@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "functional": {"dispatch", "check", "core"},
     "nn": {"functional", "check"},
     "patching": {"nn", "functional"},
-    "onepass": {"functional", "nn", "patching", "planning"},
+    "onepass": {"functional", "nn", "patching", "planning", "core"},
     "verify": {"onepass", "functional", "nn", "dispatch", "planning", "backends", "check", "core"},
     "bench": {"verify", "onepass", "planning", "core"},
 }
