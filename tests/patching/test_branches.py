@@ -344,7 +344,7 @@ def test_what_cannot_be_tried_is_left_alone(when):
     assert report.counts["left"] == 1
     assert UNTRIED[when] in report.rows[0].why
     if when is not autocasts_somewhere:
-        assert "test_patch_branches.py:" in report.rows[0].why
+        assert "test_branches.py:" in report.rows[0].why
 
 
 def test_who_registers_a_class_decides():

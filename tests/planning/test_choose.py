@@ -104,7 +104,7 @@ def test_explain_reads_like_a_colleague(by_torch):
         "weight (float32) and bias (float32); the element at (o, r, s, t) uses number s·4 + t",
         "scale (float32) and shift (float32); the element at (o, r, s, t) uses number (o % 4)·32 + s·4 + t",
         "y = silu(((x - mean)·rstd·weight + bias)·(1 + scale) + shift)",
-        "forward   formula: reduce, combine and apply",
+        "forward   blockwise: reduce, combine and apply",
         f"at least {2 * 4 * 32 * 64 * 4 + 2 * 32 * 4 + 2 * 4 * 32 * 4} bytes (x read, y written, each parameter read, once)",
         "not aten: torch's channels-last kernel",
         "not reference: it could, but formula comes first",
