@@ -75,7 +75,7 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="'fast' is unknown; expected one of c, aten, row, tile, whole_set, ring, team, apply, row_reread, tile_reread, formula,",
+            match="'fast' is unknown; expected one of c, aten, row, tile, whole_set, ring, team, apply, row_reread, tile_reread, blockwise,",
         ),
         onepass.force("fast"),
     ):
@@ -107,7 +107,7 @@ def test_explain_reads_like_a_colleague(by_torch):
         "forward   blockwise: reduce, combine and apply",
         f"at least {2 * 4 * 32 * 64 * 4 + 2 * 32 * 4 + 2 * 4 * 32 * 4} bytes (x read, y written, each parameter read, once)",
         "not aten: torch's channels-last kernel",
-        "not reference: it could, but formula comes first",
+        "not reference: it could, but blockwise comes first",
     ):
         assert part in text, text
     added = str(
