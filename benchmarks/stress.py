@@ -136,7 +136,7 @@ def bits(t: Tensor) -> Tensor:
 def _statistics(case: Case, operands: Operands, given: Given) -> float:
     """The largest error of mean and rstd. The mean may be off by 8·ε times the mean of |x|, rstd by 8·ε·κ of itself, and half an ulp."""
     assert given.mean is not None and given.rstd is not None
-    x, spec = oracle.widened(operands).x, replace(calls.spec_of(case), activation="")
+    x, spec = oracle.in_float64(operands).x, replace(calls.spec_of(case), activation="")
     exact, size = reference.forward(spec, x, None, None), reference.forward(spec, x.abs(), None, None)
     assert exact.mean is not None and size.mean is not None
     plain = 8 * torch.finfo(given.rstd.dtype).eps

@@ -338,14 +338,19 @@ def test_raw_backward_checks_all_that_it_indexes(device):
                 pytest.fail(str(list(changes)))
 
 
+MODULATED = {"group_norm, modulated": lambda m, x, w, b: m.group_norm(x, 32, w, b, modulate=(torch.zeros_like(x[:, :, 0, 0]), None))}
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [*NORMS, *OURS])
+@pytest.mark.parametrize("name", [*NORMS, *OURS, *MODULATED])
 def test_a_node_that_is_called_directly(name, device):
-    y = (NORMS | OURS)[name](O, *_operands(name, device))
+    """A node gets dy from anywhere. It checks dy itself, with gradients enabled or not."""
+    y = (NORMS | OURS | MODULATED)[name](O, *_operands(name, device))
+    node, others = y.grad_fn, [None] * 4 if type(y.grad_fn).__name__ == "NormBackward" else []
     for dy in (torch.ones(3, device=device), torch.ones_like(y)[:1], torch.ones_like(y).half(), torch.ones(y.shape, device="meta")):
-        node = y.grad_fn
-        with pytest.raises(RuntimeError):
-            node.apply(dy, *[None] * 4) if type(node).__name__ == "NormBackward" else node.apply(dy)
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled), pytest.raises(RuntimeError, match="^dy is .*, expected .*, like the output"):
+                node.apply(dy, *others)
 
 
 @pytest.mark.parametrize("device", DEVICES)

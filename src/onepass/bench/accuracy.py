@@ -74,12 +74,12 @@ def _slices(case: Case, x: Tensor) -> Iterator[slice]:
 
 def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, Outcome]:
     """As `oracle.exact` by the definition alone: the values, and what computing them may cost, before the result is rounded."""
-    wide = oracle.widened(operands)
+    wide = oracle.in_float64(operands)
     dy = None if dy is None else dy.to(torch.float64)
     with torch.enable_grad():
-        value = oracle.evaluate(case, wide, dy, oracle._by_reference)
+        value = oracle.evaluate(case, wide, dy, oracle.by_reference)
     no_dy = wide.x.new_zeros(()).expand(wide.x.shape)
-    return value, oracle.inexact(case, wide, no_dy if dy is None else dy, value, operands.x.dtype)
+    return value, oracle.computing_error(case, wide, no_dy if dy is None else dy, value, operands.x.dtype)
 
 
 def _ratio(actual: Tensor | None, value: Tensor, allowed: Tensor) -> float:

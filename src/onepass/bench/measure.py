@@ -104,9 +104,9 @@ def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> 
     """
     inputs = oracle.leaves(operands)
     with torch.enable_grad(), functorch.patch(donated_buffer=False):
-        arguments = oracle.arriving(provider(case, operands._replace(**inputs))(), inputs, dy)
+        arguments = oracle.grad_arguments(provider(case, operands._replace(**inputs))(), inputs, dy)
         run = partial(torch.autograd.grad, *arguments, retain_graph=True)
-        return run, Outcome(arguments[0][0].detach(), **oracle.named(inputs, run()))
+        return run, Outcome(arguments[0][0].detach(), **oracle.gradients_by_name(inputs, run()))
 
 
 def _memory(run: Run, on_cuda: bool) -> Record:

@@ -20,41 +20,43 @@ from .tensors import Operands
 
 
 class Op(NamedTuple):
-    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # after x, of our function and of torch's
+    """How one norm is called."""
+
+    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # what follows x, for our function and for torch's
     torch: Callable[..., Tensor]
-    spec: Callable[..., NormSpec]  # with the clauses of a case
+    spec: Callable[..., NormSpec]  # (case, **fields) -> its NormSpec
 
 
 OPS = {
     "layer_norm": Op(
         lambda c, t: (t.x.shape[-c.rank :], t.weight, t.bias, c.eps),
         F.layer_norm,
-        lambda c, **clauses: norms.layer_norm(c.rank, c.eps, c.granularity, c.modulate, weight_offset=c.offset, **clauses),
+        lambda c, **fields: norms.layer_norm(c.rank, c.eps, c.granularity, c.modulate, weight_offset=c.offset, **fields),
     ),
     "rms_norm": Op(
         lambda c, t: (t.x.shape[-c.rank :], t.weight, c.eps),
         F.rms_norm,
-        lambda c, **clauses: norms.rms_norm(c.rank, c.eps, c.modulate, weight_offset=c.offset, **clauses),
+        lambda c, **fields: norms.rms_norm(c.rank, c.eps, c.modulate, weight_offset=c.offset, **fields),
     ),
     "group_norm": Op(
         lambda c, t: (c.groups, t.weight, t.bias, c.eps),
         torch_norms.group_norm,
-        lambda c, **clauses: norms.group_norm(c.groups, c.eps, -1 if c.last else 1, c.modulate, **clauses),
+        lambda c, **fields: norms.group_norm(c.groups, c.eps, -1 if c.last else 1, c.modulate, **fields),
     ),
     "instance_norm": Op(
         lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
         F.instance_norm,
-        lambda c, **clauses: (norms.batch_norm if c.evaluate else norms.instance_norm)(c.eps, -1 if c.last else 1, c.modulate, **clauses),
+        lambda c, **fields: (norms.batch_norm if c.evaluate else norms.instance_norm)(c.eps, -1 if c.last else 1, c.modulate, **fields),
     ),
     "batch_norm": Op(
         lambda c, t: (t.running_mean, t.running_var, t.weight, t.bias, not c.evaluate, c.momentum, c.eps),
         F.batch_norm,
-        lambda c, **clauses: norms.batch_norm(c.eps, -1 if c.last else 1, c.modulate, **clauses),
+        lambda c, **fields: norms.batch_norm(c.eps, -1 if c.last else 1, c.modulate, **fields),
     ),
     "layer_norm2d": Op(
         lambda c, t: (t.weight, t.bias, c.eps),
         torch_norms.layer_norm2d,
-        lambda c, **clauses: norms.layer_norm2d(c.eps, c.modulate, **clauses),
+        lambda c, **fields: norms.layer_norm2d(c.eps, c.modulate, **fields),
     ),
     "switchable_norm": Op(
         lambda c, t: (
@@ -62,7 +64,7 @@ OPS = {
             *(not c.evaluate, c.momentum, c.eps, c.using_bn),
         ),
         torch_norms.switchable_norm,
-        lambda c, **clauses: norms.switchable_norm(len(c.shape) > 2, c.using_bn, c.eps, -1 if c.last else 1, c.modulate, **clauses),
+        lambda c, **fields: norms.switchable_norm(len(c.shape) > 2, c.using_bn, c.eps, -1 if c.last else 1, c.modulate, **fields),
     ),
 }
 
@@ -71,7 +73,7 @@ Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
 
 
 def onepass_call(case: Case, t: Operands) -> Callable[[], Output]:
-    """The call of our function, with its arguments."""
+    """Our function with its arguments, ready to be called."""
     keywords: dict[str, Any] = {}
     if case.modulate:
         keywords["modulate"] = t.scale, t.shift
@@ -96,13 +98,14 @@ def by_onepass(case: Case, t: Operands) -> Output:
 
 
 def by_torch(case: Case, t: Operands) -> Output:
-    """The same in torch's operations, one after the other."""
+    """The same result from torch's operations, one after the other."""
     total = t.x if t.residual is None else t.x + t.residual
-    x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total  # else torch loses digits
+    # On channels-last memory torch loses digits.
+    x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total
     weight, bias = (None if p is None else torch_norms.per_element(p, case.granularity, x.shape[-case.rank :]) for p in (t.weight, t.bias))
     weight = weight if weight is None or not case.offset else weight + case.offset
     u = OPS[case.op].torch(x, *OPS[case.op].arguments(case, t._replace(x=x, weight=weight, bias=bias)))
-    y = torch_norms.tail(u, t.scale, t.shift, 1 if case.last else case.channel_dim, case.activation)
+    y = torch_norms.modulate_and_activate(u, t.scale, t.shift, 1 if case.last else case.channel_dim, case.activation)
     y = y.movedim(1, -1) if case.last else y
     return y if t.residual is None else (y, total)
 

@@ -15,21 +15,21 @@ AFFINES = ("both", "weight", "bias", "none")
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: a call of one norm, with its data described rather than held."""
+    """One call of one norm. It describes the data, and `tensors.make` makes it."""
 
     op: str
     shape: tuple[int, ...]
     layout: str = "contiguous"
     groups: int = 1
-    rank: int = 1  # how many trailing dimensions layer_norm and rms_norm take
+    rank: int = 1  # trailing dimensions that layer_norm and rms_norm normalize
     affine: str = "both"
-    wide: bool = False  # parameters in the accumulator's dtype beside a half-type x
+    wide: bool = False  # parameters in float32 where x is float16 or bfloat16
     init: str = "normal"
     eps: float = 1e-5
     running: bool = False  # with running statistics
-    evaluate: bool = False  # by the running statistics
+    evaluate: bool = False  # normalize by the running statistics
     momentum: float = 0.1
-    residual: bool = False  # the add_ function of the norm
+    residual: bool = False  # call add_layer_norm and the like
     modulate: bool = False
     activation: str = ""
     offset: float = 0.0  # weight_offset
@@ -59,7 +59,7 @@ class Case:
 
     @property
     def channel_dim(self) -> int:
-        """The dimension whose size is the channels of a modulation."""
+        """The dimension of the channels that `modulate` scales and shifts."""
         return len(self.shape) - self.rank if self.op in ("layer_norm", "rms_norm") else len(self.shape) - 1 if self.last else 1
 
     @property
@@ -132,7 +132,7 @@ CASES = [
     Case("layer_norm2d", (2, 96, 7, 7), "channels_last", eps=1e-6),
     Case("layer_norm2d", (2, 24, 9, 5), "sliced", eps=1e-6, affine="weight"),
     Case("layer_norm2d", (2, 24, 9, 5), init="shifted", eps=1e-6),
-    # Beyond torch.
+    # What torch's functions do not have.
     Case("layer_norm", (5, 11, 64), activation="gelu_tanh"),
     Case("layer_norm", (5, 11, 64), modulate=True, activation="silu", wide=True),
     Case("layer_norm", (5, 11, 64), "transposed", modulate=True, affine="none"),
@@ -159,7 +159,7 @@ CASES = [
     Case("group_norm", (2, 5, 12), "transposed", groups=4, last=True, affine="bias"),
     Case("group_norm", (2, 12, 5, 6), "channels_last", groups=4, residual=True, activation="silu", modulate=True),
     Case("group_norm", (2, 5, 6, 12), groups=4, residual=True, last=True),
-    Case("group_norm", (2, 5, 7, 40), groups=4, residual=True, last=True, activation="silu", modulate=True),  # it lies as x does
+    Case("group_norm", (2, 5, 7, 40), groups=4, residual=True, last=True, activation="silu", modulate=True),  # residual strided like x
     Case("group_norm", (3, 7, 5, 21), groups=3, residual=True, last=True, modulate=True, wide=True, affine="none"),
     Case("group_norm", (2, 60, 9, 5), "channels_last", groups=2, activation="gelu", modulate=True),
     Case("instance_norm", (3, 5, 14, 14), "channels_last", modulate=True, activation="relu", affine="none"),

@@ -1,4 +1,4 @@
-"""Every case on every family and dtype against both oracles: the matrix that `onepass verify` prints."""
+"""Every case on every family in every dtype, compared with both oracles. `onepass verify` prints this matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Cell:
-    """One case on one family in one dtype: its worst errors as fractions of the budget, or why it does not run."""
+    """One case on one family in one dtype: errors as fractions of the budget, or why it does not run."""
 
     case: Case
     family: str
@@ -26,11 +26,11 @@ class Cell:
     forward: float | None = None
     backward: float | None = None
     reasons: tuple[str, ...] = ()
-    fault: str = ""  # what is wrong beside the numbers
+    fault: str = ""  # what else is wrong
 
     @property
     def ok(self) -> bool:
-        """Within the budget, or excused by a reason."""
+        """True if the errors are within the budget, or the family gave a reason not to run."""
         if self.fault or (self.forward is None and not self.reasons):
             return False
         return all(error is None or error <= 1 for error in (self.forward, self.backward))
@@ -61,13 +61,13 @@ def _cell(case: Case, family: str, operands: tensors.Operands, dy: torch.Tensor,
         except CannotForce as error:
             reasons = (str(error),)
             try:
-                outcome = oracle.evaluate(case, operands, None)  # a family may run the forward alone
+                outcome = oracle.evaluate(case, operands, None)  # some families have a forward only
             except CannotForce as error:
                 return Cell(case, family, dtype, reasons=(str(error),))
     worst = oracle.worst(outcome, exact.value, exact.allowed)
     fault = ""
     if exact.disagreement > 1:
-        fault = f"the oracles differ by {exact.disagreement:.2g} of what they may"
+        fault = f"the oracles differ by {exact.disagreement:.2g} times the allowed difference"
     like = operands.x if outcome.sum is None else outcome.sum
     if outcome.y.stride() != torch.empty_like(like).stride():
         fault = f"y has strides {outcome.y.stride()}, x {operands.x.stride()}"

@@ -1,8 +1,8 @@
-"""Two oracles in fp64 and the error budget against which every result is held.
+"""Two oracles in fp64, and the error budget of every result.
 
-`reference` is the definition as we read it, `composed` the same in torch's operations, one after the other. The budget of an element is
-half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`, where `scale` is the size of the terms it is computed from: (16)-(19) in
-docs/theory.md, and (36)-(38) on top where x_hat comes from y.
+The first oracle is `core.reference`, the definition of the norms. The second is `torch_norms`, torch's operations one after
+the other. An element may be off by half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`. `scale` is the size of
+the terms it is computed from: (16)-(19) in docs/theory.md. If x_hat comes from y, (36)-(38) are added.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .tensors import Operands
 Run = Callable[[Case, Operands], Output]
 
 
-AGREEMENT = 64  # fp64 budgets within which the oracles must agree: torch sums batch statistics one by one
+AGREEMENT = 64  # the oracles may differ by this many fp64 budgets: torch adds up batch statistics one by one
 
 
-DSUM = -2  # times dy, exact in every dtype: what arrives at the sum with a residual
+DSUM = -2  # the gradient that arrives at x + residual is this times dy, which is exact in every dtype
 
 
 class Outcome(NamedTuple):
-    """What a call computes; None where it was not asked for."""
+    """What a call computes, or None for what the caller did not ask for."""
 
     y: Tensor
     sum: Tensor | None = None
@@ -51,41 +51,44 @@ class Outcome(NamedTuple):
 
 
 def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = calls.by_onepass) -> Outcome:
-    """Run a case, with its backward if dy is given. The operands are not touched."""
+    """Run a case, and its backward if dy is given. The operands stay as they are."""
     running = {name: None if t is None else t.clone() for name, t in zip(("running_mean", "running_var"), operands[3:5])}
     if dy is None:
         with torch.no_grad():
-            return Outcome(*_both(run(case, operands._replace(**running))), **running)
+            return Outcome(*_y_and_sum(run(case, operands._replace(**running))), **running)
     inputs = leaves(operands)
     output = run(case, operands._replace(**running, **inputs))
-    grads = torch.autograd.grad(*arriving(output, inputs, dy))
-    y, total = _both(output)
-    return Outcome(y.detach(), None if total is None else total.detach(), **running, **named(inputs, grads))
+    grads = torch.autograd.grad(*grad_arguments(output, inputs, dy))
+    y, total = _y_and_sum(output)
+    return Outcome(y.detach(), None if total is None else total.detach(), **running, **gradients_by_name(inputs, grads))
 
 
 def leaves(operands: Operands) -> dict[str, Tensor]:
-    """The operands that have gradients, by name, as leaves of a graph to come."""
+    """The operands that have gradients, by name, as new leaf tensors."""
     return {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and not name.startswith("running")}
 
 
-def arriving(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The arguments of `torch.autograd.grad`: outputs, inputs, and what arrives at each output; with a residual, at the sum too."""
-    y, total = _both(output)
+def grad_arguments(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """The arguments of `torch.autograd.grad`: outputs, inputs, and the gradient of each output.
+
+    With a residual, the sum is an output.
+    """
+    y, total = _y_and_sum(output)
     outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * DSUM])
     return outputs, list(inputs.values()), gradients
 
 
-def named(inputs: dict[str, Tensor], grads: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Gradients as the parts of an Outcome."""
+def gradients_by_name(inputs: dict[str, Tensor], grads: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Gradients by their names in an Outcome."""
     return {f"d{name}": grad for name, grad in zip(inputs, grads)}
 
 
-def _both(output: Output) -> tuple[Tensor, Tensor | None]:
+def _y_and_sum(output: Output) -> tuple[Tensor, Tensor | None]:
     return output if isinstance(output, tuple) else (output, None)
 
 
 def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | None], OptionalOperands]:
-    """Given mean and variance, and the operands of a mix of norms."""
+    """Given mean and variance, and the operands of a SwitchableNorm."""
     given = (t.running_mean, t.running_var) if case.evaluate else (None, None)
     if t.mean_weight is None or t.var_weight is None:
         return given, OptionalOperands()
@@ -94,13 +97,13 @@ def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | 
     return (None, None), OptionalOperands(mean_weight=mean_share, var_weight=var_share, running_mean=given[0], running_var=given[1])
 
 
-def _by_reference(case: Case, t: Operands) -> Output:
-    """The first oracle: the definition, and running statistics by (12) and (13)."""
+def by_reference(case: Case, t: Operands) -> Output:
+    """The first oracle: the definition, with running statistics updated by (12) and (13)."""
     given, mix = _statistics(case, t)
     extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
     result = reference.forward(calls.spec_of(case), t.x, t.weight, t.bias, *given, extras)
     if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
-        if t.mean_weight is not None:  # the batch's own, not the mixture's
+        if t.mean_weight is not None:  # of the batch, not of the mixture
             var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
         else:
             count = t.x.numel() // result.rstd.numel()
@@ -112,7 +115,10 @@ def _by_reference(case: Case, t: Operands) -> Output:
 
 
 class Exact(NamedTuple):
-    """The truth in fp64, how far each part of an outcome may be from it, and whether the oracles agree: `disagreement` at most 1."""
+    """The exact values, and how far each part of an outcome may be from them.
+
+    The oracles agree if `disagreement` is at most 1.
+    """
 
     value: Outcome
     allowed: Outcome
@@ -120,18 +126,18 @@ class Exact(NamedTuple):
 
 
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
-    """Both oracles on the operands' own values in fp64."""
-    dtypes, wide, dy = dtypes_of(operands), widened(operands), dy.to(torch.float64)
-    value = evaluate(case, wide, dy, _by_reference)
-    # torch's channels-last kernels lose digits even in fp64, so its oracle sees contiguous memory.
+    """Run both oracles in fp64, on the values that the operands have."""
+    dtypes, wide, dy = dtypes_of(operands), in_float64(operands), dy.to(torch.float64)
+    value = evaluate(case, wide, dy, by_reference)
+    # torch's channels-last kernels lose digits even in fp64, so it gets contiguous memory.
     other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, calls.by_torch)
     tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
     disagreement = max(error for error in worst(other, value, tight).parts if error is not None)
     return Exact(value, _allowed(case, wide, dy, value, dtypes), disagreement / AGREEMENT)
 
 
-def widened(operands: Operands) -> Operands:
-    """In fp64. With a residual, what is normalized is the sum as it was rounded."""
+def in_float64(operands: Operands) -> Operands:
+    """The operands in fp64. With a residual, x is the rounded sum, since that is what is normalized."""
     if operands.residual is not None:
         total = operands.x + operands.residual
         operands = operands._replace(x=total, residual=torch.zeros_like(total))
@@ -145,27 +151,30 @@ def dtypes_of(t: Operands) -> list[torch.dtype | None]:
     return [None if part is None else part.dtype for part in (t.x, total, t.running_mean, t.running_var, *gradients)]
 
 
-SLOPE = 1.13  # the largest derivative of an activation; no second derivative but relu's is larger
+SLOPE = 1.13  # no activation has a larger derivative, and none but relu a larger second derivative
 
 
 def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
-    """How far each part may be from its value: by what computing it costs, and half an ulp for rounding it."""
+    """How far each part may be from its value: the error of computing it, and half an ulp for rounding it."""
     assert dtypes[0] is not None
-    scale = inexact(case, t, dy, value, dtypes[0])
+    scale = computing_error(case, t, dy, value, dtypes[0])
     return Outcome(
         *(None if s is None or v is None or d is None else s + half_ulp(v, d) for s, v, d in zip(scale, value, dtypes))  # pyright: ignore
     )
 
 
-def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
-    """The budget without the half ulp: what computing in the accumulator of x's dtype may cost. Of a sum, it is the sum of its terms'."""
+def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
+    """The budget without the half ulp: the error of computing in the accumulator of x's dtype.
+
+    The error of a sum is the sum of the errors of its terms.
+    """
     spec = calls.spec_of(case)
     axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
     result = reference.forward(replace(spec, activation=""), t.x, None, None, *given, mix)
     x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)
     mean, rstd = axes.stat(result.mean), axes.stat(result.rstd)
     assert rstd is not None
-    if spec.mix and mean is not None:  # all the means that are mixed
+    if spec.mix and mean is not None:  # the largest of all means that are mixed
         largest = [m.abs().max().item() for m in (mean, mix.running_mean) if m is not None and m.numel()]
         mean = torch.full_like(mean, max(largest, default=0.0))
     plain = 8 * torch.finfo(accumulator(dtype)).eps
@@ -179,17 +188,17 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
     z_off = eps * arithmetic.affine(arithmetic.affine(size, weight, bias), gain, shift)
     slope, bend = (SLOPE, plain + SLOPE * z_off) if case.activation else (1, torch.zeros_like(z))
     if case.activation == "relu":
-        bend = (z.abs() <= z_off).double()  # on which side of zero z falls, rounding decides
+        bend = (z.abs() <= z_off).double()  # rounding decides on which side of zero z is
     dz, dz_off = slope * dy_.abs(), dy_.abs() * bend
     du, du_off = (arithmetic.affine(d, gain, None) for d in (dz, dz_off))
     wdy = arithmetic.affine(eps * du + du_off, weight, None)
     spread = 0 if given[1] is not None else average(wdy * size, axes.dims)
     dx = rstd * (wdy + spread * size)  # (17)
     dmean_weight = dvar_weight = None
-    x_hat_off = u_back_off = torch.zeros_like(z)  # beyond what is in eps
+    x_hat_off = u_back_off = torch.zeros_like(z)  # errors that eps does not cover
     if spec.from_y:
         y_off = z_off + half_ulp(z, dtype)
-        u_back_off, x_hat_off = (_over(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
+        u_back_off, x_hat_off = (_divided(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
         if given[1] is None:
             exact_wdy = arithmetic.affine(arithmetic.affine(dy_, post.gain, None), axes.weight(t.weight), None)
             c2 = average(exact_wdy * x_hat, axes.dims).abs()
@@ -201,7 +210,7 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
         dx = dx + plain * (DSUM * dy_).abs()
 
     def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
-        """What is allowed to a running statistic that a batch's moment was mixed into."""
+        """The error of a running statistic, which was updated by a moment of the batch."""
         if stat is None or now is None or not t.x.numel():
             return None if stat is None else torch.zeros_like(stat)
         over = average(moment, axes.dims).reshape(axes.kept_shape).expand(axes.kept_shape)
@@ -227,7 +236,10 @@ def inexact(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dt
 
 
 def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: OptionalOperands, wdy: Tensor, size: Tensor):
-    """What is allowed to dx and to the logits of a mix of norms, whose sets lean on each other: with the largest of what they share."""
+    """The errors of dx and of the logits of a SwitchableNorm.
+
+    Its sets share statistics, so take the largest of what they share.
+    """
     means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
     assert means is not None and variances is not None
     if not x.numel():
@@ -242,22 +254,22 @@ def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: Option
     return dx, 2 * terms * rstd.max() * (1 + mean), 2 * terms * rstd.max().square() * var
 
 
-def _over(off: Tensor, *factors: Tensor | None) -> Tensor:
-    """What an error becomes where factors are divided out."""
+def _divided(off: Tensor, *factors: Tensor | None) -> Tensor:
+    """An error after a division by these factors."""
     for factor in factors:
         off = off if factor is None else off / factor
     return off
 
 
 def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance between neighbours of x in `dtype`."""
+    """Half the distance between x and the next number of `dtype`."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(x)
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent - 1).clamp_min(info.smallest_normal * info.eps / 2)
 
 
 class Worst(NamedTuple):
-    """Each part's largest error as a fraction of what is allowed, in the order of Outcome; None where it was not computed."""
+    """The largest error of each part of an Outcome, as a fraction of the allowed error; None if not computed."""
 
     parts: tuple[float | None, ...]
 
@@ -271,7 +283,7 @@ class Worst(NamedTuple):
 
 
 def worst(actual: Outcome, value: Outcome, allowed: Outcome) -> Worst:
-    """Errors as fractions of the allowed ones. NaN and infinity must stand where the oracle has them."""
+    """Errors as fractions of the allowed errors. NaN and infinity must be where the oracle has them."""
     return Worst(tuple(None if a is None else _ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
 
 
@@ -283,7 +295,7 @@ def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> floa
         return 0.0
     value = value.cpu()
     rounded = value.to(actual.dtype).double()
-    value = torch.where(rounded.isinf(), rounded, value)  # beyond the dtype's range, infinity is right
+    value = torch.where(rounded.isinf(), rounded, value)  # out of the dtype's range, infinity is right
     actual = actual.to("cpu", torch.float64)
     same = (actual == value) | (actual.isnan() & value.isnan())
     return torch.where(same, 0.0, (actual - value).abs() / allowed.cpu()).nan_to_num(nan=torch.inf).max().item()

@@ -26,19 +26,22 @@ class Operands(NamedTuple):
     var_weight: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Operands:
-        """The same values in another dtype, in memory of their own, and in no graph."""
+        """Copies with the same values in another dtype, outside any graph."""
         x, *rest = (None if t is None else t.detach().to(dtype, copy=True) for t in self)
         assert x is not None
         return Operands(x, *rest)
 
 
 def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, on_device: bool = False) -> Operands:
-    """The case's tensors: the same for the same seed, on every device. `on_device`: x and residual are normal, and drawn on the device."""
+    """The tensors of a case. The same seed gives the same values on every device.
+
+    With `on_device`, x and residual are normal and drawn on the device, which is faster for large cases.
+    """
     generator = torch.Generator().manual_seed(seed + zlib.crc32(case.name.encode()))
     device_generator = torch.Generator(device).manual_seed(generator.initial_seed())
     mixes = case.op == "switchable_norm"
     param_dtype = accumulator(dtype) if case.wide else dtype
-    spread = 0.5 if case.save == "x" else 0.2  # y is divided by weight and 1 + scale, so none is near zero
+    spread = 0.5 if case.save == "x" else 0.2  # save="y" divides by weight and 1 + scale: keep both away from zero
 
     def param(wanted: bool, around: float, size: float, shape: tuple[int, ...] = case.param_shape) -> Tensor | None:
         if not wanted:
@@ -46,7 +49,7 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
         return (around + size * torch.randn(shape, generator=generator)).to(param_dtype).to(device)
 
     def normal() -> Tensor:
-        if on_device:  # for 10⁹ elements, fp64 on the CPU takes a minute
+        if on_device:  # drawing 10⁹ elements in float64 on the CPU takes a minute
             return torch.randn(case.shape, generator=device_generator, dtype=dtype, device=device)
         return torch.randn(case.shape, generator=generator, dtype=torch.float64)
 
@@ -70,7 +73,10 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
 
 
 def make_dy(operands: Operands, seed: int = 0, on_device: bool = False) -> Tensor:
-    """A gradient to send backward, in x's dtype and on its device. `on_device`: drawn on the device, with the strides that y has."""
+    """A gradient of y, in x's dtype and on its device.
+
+    With `on_device`, it is drawn on the device and has the strides of y.
+    """
     if on_device:
         return torch.empty_like(operands.x).normal_(generator=torch.Generator(operands.x.device).manual_seed(seed + 1))
     generator = torch.Generator().manual_seed(seed + 1)

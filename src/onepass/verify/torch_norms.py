@@ -1,4 +1,7 @@
-"""The norms and their extras in torch's own operations, one after the other: the second oracle, and what users write without us."""
+"""The norms and their extras in torch's own operations, one after the other.
+
+They are the second oracle, and what users write without onepass.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from torch import Tensor
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch 2.13 cannot take the gradient of a bias without a weight: "tensor does not have a device"."""
+    """As torch's, with a weight of ones where only the bias is given.
+
+    torch 2.13 cannot compute the gradient of a bias without a weight: "tensor does not have a device".
+    """
     return F.group_norm(x, groups, torch.ones_like(bias) if weight is None and bias is not None else weight, bias, eps)
 
 
@@ -31,7 +37,7 @@ def switchable_norm(
     eps: float,
     using_bn: bool,
 ) -> Tensor:
-    """Luo et al. 2018, (3)-(5): the statistics of each norm over its own elements, mixed."""
+    """Luo et al. 2018, (3)-(5): compute the statistics of each norm over its own elements, then mix them."""
     positions = tuple(range(2, x.dim()))
     sets = {"instance": positions, "layer": (1, *positions), "batch": (0, *positions)}
     names = [name for name in sets if (name != "instance" or positions) and (name != "batch" or using_bn)]
@@ -54,14 +60,14 @@ def switchable_norm(
 
 
 def per_element(param: Tensor, granularity: str, normalized_shape: Sequence[int]) -> Tensor:
-    """A parameter per channel or for all, as one per element."""
+    """Expand a parameter per channel, or a single one, to one per element."""
     if granularity == "element":
         return param
     return param.reshape(-1, *(1 for _ in normalized_shape[1:])).expand(*normalized_shape)
 
 
-def tail(u: Tensor, scale: Tensor | None, shift: Tensor | None, channel_dim: int, activation: str) -> Tensor:
-    """Modulation per sample and channel, then the activation."""
+def modulate_and_activate(u: Tensor, scale: Tensor | None, shift: Tensor | None, channel_dim: int, activation: str) -> Tensor:
+    """Scale and shift per sample and channel, then apply the activation."""
     shape = [n if dim in (0, channel_dim) else 1 for dim, n in enumerate(u.shape)]
     if scale is not None:
         u = u * (1 + scale.reshape(shape))
