@@ -29,11 +29,7 @@ from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
 SIZES = (4, 16, 64, 256, 1024, 8192, 32768, 65536)  # KB of x
-
-
 LIMIT = 0.95  # of torch's speed, below which nothing should be
 
 
@@ -141,7 +137,7 @@ def errors() -> Iterator[tuple[str, float]]:
             operands = tensors.make(case, dtype)
             with torch.no_grad():
                 outcome = accuracy.outcome(calls.by_onepass(case, operands), operands)
-            yield f"{title(case)} {record.dtype_name(dtype)}", accuracy.worst(case, operands, {"onepass": outcome})["onepass"]
+            yield f"{title(case)} {record.dtype_name(dtype)}", accuracy.largest_errors(case, operands, {"onepass": outcome})["onepass"]
 
 
 def mean(ratios: Sequence[float]) -> float:

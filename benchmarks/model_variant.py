@@ -22,14 +22,8 @@ from onepass.patching import patch
 from .model_zoo import AHEAD, Entry
 
 EAGER, COMPILE = MODES = ("eager", "compile")
-
-
 GRACE = 2.0  # so many times the error of the model before,
-
-
 ROUNDING = 2.0**-8  # and one rounding to bfloat16, are what a patched model may be off
-
-
 Errors = dict[str, tuple[float, float]]  # of each result, the norm of its error and its own
 
 
@@ -169,7 +163,7 @@ class Variant:
         """What steps take of the host alone, where they are short."""
         if self.device == "cpu" or not self.entry.rewind:
             return []
-        return timing.host_samples([self.steps[mode]], batches=5, most=4)[0]  # 4 steps: less than 1024 launches
+        return timing.host_samples([self.steps[mode]], batches=5, max_calls=4)[0]  # 4 steps: less than 1024 launches
 
     def _finish(self) -> None:
         if self.device != "cpu":

@@ -14,11 +14,7 @@ import torch
 from torch import Tensor, nn
 
 PROMPT = 77  # tokens of a text encoder
-
-
 CACHED = 512  # tokens before the one that is decoded
-
-
 AHEAD = 256  # tokens the cache takes before it is rewound
 
 

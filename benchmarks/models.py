@@ -37,20 +37,10 @@ from .model_variant import COMPILE, EAGER, MODES, Room, Variant, excess, total
 from .model_zoo import ENTRIES, Entry
 
 BEFORE, AFTER = "before", "after"
-
-
 PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
-
-
 ROUNDS = 4  # of before and after in turn
-
-
 PATIENCE = 60  # seconds for one measurement
-
-
 ROOM = 80  # GB for what all models do while they get ready: an H200 has 141, and parameters and contexts take 45
-
-
 _processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
 
 

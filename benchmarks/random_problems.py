@@ -26,13 +26,8 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
 MOST = 1 << 14  # elements of nearly all problems; one in fifty has up to 16 times as many
-
-
 THREADS = (1, 3)
-
 
 # Lengths at which the C sources begin another block, strip, pack, part or piece: their constants. A third of the problems lie near one.
 EDGES = (1, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17)

@@ -12,11 +12,7 @@ from .models import PROVIDERS
 from .report_suite import all_of, between
 
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
-
-
 VARIANTS = [name for names in PROVIDERS.values() for name in names]
-
-
 HEAD = ["one step, bfloat16", "eager: before", "after", "", "torch.compile: before", "after", "", "peak GB: before, after; compiled"]
 
 

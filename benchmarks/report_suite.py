@@ -9,11 +9,7 @@ from onepass.bench.record import Record, extra_mb
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-
-
 BACKWARD_BEGIN, BACKWARD_END = "<!-- bench-backward:begin -->", "<!-- bench-backward:end -->"
-
-
 PEERS = [name for name in PROVIDERS if name != OURS]
 
 
@@ -81,7 +77,7 @@ def _backward(row: Row) -> bool:
 def _ours(row: Row, record: Record) -> str:
     if "error" in record:
         return _time(record)
-    excess = row.excess(record["us"], record["fraction"])
+    excess = row.missed_by(record["us"], record["fraction"])
     verdict = "" if excess is None else f"; {row.goal} ✓" if excess <= 0 else f"; {row.goal}, misses it by {excess:.2g}"
     return f"{_time(record)} ({record['fraction']:.2f}{verdict})"
 

@@ -29,7 +29,6 @@ from onepass.planning.choose import plan
 
 RESULTS = Path("results/resources.jsonl")
 
-
 TARGETS = {
     "sm_80": (GPUTarget("cuda", 80, 32), Device("cuda", "A100", 108, 32, 166912, True, False, "", "", 40 * 2**20)),
     "sm_90": (GPUTarget("cuda", 90, 32), Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, "")),
@@ -37,7 +36,6 @@ TARGETS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)),
     "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20)),
 }
-
 
 BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # one of each kind: the other two are left out to save time
 

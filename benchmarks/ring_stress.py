@@ -63,27 +63,14 @@ HANDOVERS = {  # what is late, by group of warps
     "apply used": "letting go of the lines",
 }
 
-
 # Between the loads from a slot and the copy that refills it: in the group that copies (production), in those that load, or nowhere.
 # "early" is a planted fault: the slot is released before it is read.
 FENCES = ("load", "readers", "none", "early")
-
-
 INPUTS = 3  # of a shape, in turn: what is left of the last launch is not what the next one needs
-
-
 REPEATS = 4  # times all inputs, in one graph
-
-
 BATCH = 6  # launches of a lane before the next one's turn
-
-
 LONGEST = 60.0  # seconds until a launch counts as hung
-
-
 DEVICE = "cuda"
-
-
 CLOSE = 2.0**-8  # the delayed kernel is compiled anew, so its first output may differ from production by a rounding
 
 

@@ -42,17 +42,9 @@ from .precompile import Families, prepare
 from .stress_problems import Problem
 
 SHARING = ("team", "ring", "whole_set")  # programs of these wait for one another
-
-
 deterministic: Any = _deterministic  # a module whose attributes a type checker does not see
-
-
 OWN = "planner"
-
-
 LONGEST = 60.0  # seconds a problem may take
-
-
 EVERY = 500  # problems between lines of progress
 
 
@@ -101,7 +93,7 @@ def verdicts(
         else:
             results[name] = first
             found[name] = Verdict(fault="" if _same(first, second) else "two runs gave different bits")
-    errors = accuracy.worst(problem.case, operands, {name: given.outcome for name, given in results.items()})
+    errors = accuracy.largest_errors(problem.case, operands, {name: given.outcome for name, given in results.items()})
     for name, given in results.items():
         error = errors[name] if given.rstd is None else max(errors[name], _statistics(problem.case, operands, given))
         found[name] = found[name]._replace(error=error)

@@ -19,20 +19,10 @@ from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands, lay_out
 
 KINDS = 60
-
-
 CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)  # of a group
-
-
 WIDEST = 2**13  # channels
-
-
 SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten are below the first, none is above the second
-
-
 INITS = ("normal", "normal", "shifted", "const")
-
-
 SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # beside a deviation of 1
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from onepass import functional as O
 
 GROUPS = 4
-
-
 CHANNELS = (4, 12, 64, 200)
 
 
@@ -75,8 +73,5 @@ OPS: dict[str, Callable[[Any, Tensors], Any]] = {
     "batch_norm, evaluation": lambda m, t: m.batch_norm(t.x, t.running_mean, t.running_var, t.weight, t.bias),
 }
 
-
 FUSED = ("group_norm, silu", "group_norm, modulated", "add_layer_norm")
-
-
 LAST = ("layer_norm", "rms_norm", "add_layer_norm")  # channels are the last dimension

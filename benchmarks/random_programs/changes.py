@@ -66,7 +66,6 @@ CONVERSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "free": free,
 }
 
-
 # What happens to operands before the call, and between forward and backward.
 BEFORE: dict[str, Callable[[Tensors], None]] = {
     **{f"{name} {how}": _replace(name, change) for name in ("x", "weight", "bias") for how, change in CONVERSIONS.items() if how != "free"},
@@ -80,13 +79,11 @@ BEFORE: dict[str, Callable[[Tensors], None]] = {
     "no running_mean": _replace("running_mean", lambda t: None),
 }
 
-
 BETWEEN: dict[str, Callable[[Tensors], None]] = {
     **{f"{name}.data {how}": _assign(name, change) for name in ("x", "weight") for how, change in CONVERSIONS.items()},
     **{f"{name} in place": _in_place(name) for name in ("x", "weight", "bias", "running_mean", "running_var")},
     "running_mean.data half": _assign("running_mean", lambda t: t.half()),
 }
-
 
 HOOKS: dict[str, Callable[[Tensor], Any]] = {
     "same": lambda t: t,
@@ -99,12 +96,8 @@ HOOKS: dict[str, Callable[[Tensor], Any]] = {
     "freed": lambda t: free(t.clone()),
 }
 
-
 CONVERTING = ("half", "bfloat16", "double", "shorter", "longer")
-
-
 CONTEXTS = ("", "", "", "no_grad", "inference_mode", "checkpoint", "checkpoint, reentrant", "hooks", "hooks", "autocast", "default_device")
-
 
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "plain": lambda y: torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype),
@@ -117,7 +110,6 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "short": lambda y: GRADIENTS["plain"](y)[:1],
     "double": lambda y: GRADIENTS["plain"](y).double(),
 }
-
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda t: t,

@@ -63,7 +63,7 @@ def test_the_gate_is_the_oracle_in_slices(case, monkeypatch):
     exact = oracle.exact(case, operands, dy)
     outcomes = {run.__name__: oracle.evaluate(case, operands, dy, run) for run in (calls.by_onepass, calls.by_torch)}
     worst = {name: oracle.worst(outcome, exact.value, exact.allowed) for name, outcome in outcomes.items()}
-    for name, error in accuracy.worst(case, operands, outcomes).items():
+    for name, error in accuracy.largest_errors(case, operands, outcomes).items():
         assert error == pytest.approx(worst[name].forward, rel=1e-3)
-    for name, error in accuracy.worst(case, operands, outcomes, dy).items():
+    for name, error in accuracy.largest_errors(case, operands, outcomes, dy).items():
         assert error == pytest.approx(worst[name].backward, rel=1e-3)

@@ -349,7 +349,7 @@ def test_a_node_that_is_called_directly(name, device):
     node, others = y.grad_fn, [None] * 4 if type(y.grad_fn).__name__ == "NormBackward" else []
     for dy in (torch.ones(3, device=device), torch.ones_like(y)[:1], torch.ones_like(y).half(), torch.ones(y.shape, device="meta")):
         for enabled in (True, False):
-            with torch.set_grad_enabled(enabled), pytest.raises(RuntimeError, match="^dy is .*, expected .*, like the output"):
+            with torch.set_grad_enabled(enabled), pytest.raises(RuntimeError, match=r"^dy is .*, expected .*, like the output"):
                 node.apply(dy, *others)
 
 

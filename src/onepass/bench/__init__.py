@@ -1,1 +1,1 @@
-"""What `onepass bench` needs: rows, providers, timing, results."""
+"""What `onepass bench` needs: the suite of rows, providers, the accuracy check, timing and records."""

@@ -1,4 +1,7 @@
-"""The accuracy before a benchmark: results against the definition in fp64, on the device and in slices, so that 10⁹ elements fit."""
+"""The accuracy check before a time is reported: results against the definition in fp64.
+
+It runs on the device and in slices, so that cases of 10⁹ elements fit.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,31 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 from onepass.verify.tensors import Operands
 
-SLICE = 2**24  # elements at a time; the oracle and its budget need about 200 bytes for each, 350 with gradients
-
-
+SLICE = 2**24  # elements of x; the oracle and the budget take about 200 bytes for each, 350 with gradients
 PER_SAMPLE = ("x", "residual", "scale", "shift")
-
-
-SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))  # the other parts are sums over all samples
+SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))  # all other parts are sums over samples
 
 
 def outcome(output: Output, operands: Operands) -> Outcome:
-    """What a call returned and what it left in the running statistics."""
+    """What a call returned, and the running statistics it updated."""
     y, total = output if isinstance(output, tuple) else (output, None)
     return Outcome(y, total, *(None if t is None else t.clone() for t in (operands.running_mean, operands.running_var)))
 
 
-def worst(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None) -> dict[str, float]:
-    """Each outcome's largest error, as a fraction of the error budget: of what the forward gives, or of the gradients that dy gives."""
+def largest_errors(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None) -> dict[str, float]:
+    """The largest error of each outcome, as a fraction of the error budget.
+
+    Without dy, it compares what the forward computes. With dy, it compares the gradients.
+    """
     errors = dict.fromkeys(outcomes, 0.0)
     dtypes = dict(zip(Outcome._fields, oracle.dtypes_of(operands)))
     parts = Outcome._fields[:4] if dy is None else Outcome._fields[4:]
     sums: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def hold(part: str, at: slice | EllipsisType, value: Tensor, inexact: Tensor) -> None:
+    def compare(part: str, at: slice | EllipsisType, value: Tensor, error: Tensor) -> None:
         dtype = dtypes[part]
         assert dtype is not None
-        allowed = inexact + oracle.half_ulp(value, dtype)
+        allowed = error + oracle.half_ulp(value, dtype)
         for name, whole in outcomes.items():
             errors[name] = max(errors[name], _ratio(_at(getattr(whole, part), at), value, allowed))
 
@@ -47,16 +49,16 @@ def worst(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: T
         some = operands._replace(**{name: _at(getattr(operands, name), at) for name in PER_SAMPLE})
         exact = _exact(case, some, _at(dy, at))
         for part in parts:
-            value, inexact = (getattr(outcome, part) for outcome in exact)
-            if value is None or inexact is None:
+            value, error = (getattr(outcome, part) for outcome in exact)
+            if value is None or error is None:
                 continue
             if part in SLICED:
-                hold(part, at, value, inexact)
+                compare(part, at, value, error)
             else:
                 before = sums.get(part)
-                sums[part] = (value, inexact) if before is None else (before[0] + value, before[1] + inexact)
+                sums[part] = (value, error) if before is None else (before[0] + value, before[1] + error)
     for part, exact in sums.items():
-        hold(part, ..., *exact)
+        compare(part, ..., *exact)
     return errors
 
 
@@ -65,7 +67,7 @@ def _at(t: Tensor | None, at: slice | EllipsisType) -> Tensor | None:
 
 
 def _slices(case: Case, x: Tensor) -> Iterator[slice]:
-    """Along the first dimension, where no statistics are shared along it."""
+    """Slices of the first dimension. One slice takes all of it if samples share statistics."""
     spec = calls.spec_of(case)
     whole = spec.mix or case.running or not x.numel() or spec.factor(x.shape)[0].reduced
     step = len(x) if whole else max(1, SLICE * len(x) // x.numel())
@@ -73,7 +75,7 @@ def _slices(case: Case, x: Tensor) -> Iterator[slice]:
 
 
 def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, Outcome]:
-    """As `oracle.exact` by the definition alone: the values, and what computing them may cost, before the result is rounded."""
+    """The values by the definition, and the error of computing them before they are rounded. See `oracle.exact`."""
     wide = oracle.in_float64(operands)
     dy = None if dy is None else dy.to(torch.float64)
     with torch.enable_grad():
@@ -83,7 +85,7 @@ def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, 
 
 
 def _ratio(actual: Tensor | None, value: Tensor, allowed: Tensor) -> float:
-    """As in `oracle.worst`, but where the tensors are, and for data without infinities."""
+    """As in `oracle.worst`, but on the device of the tensors, and for data without infinities."""
     if actual is None or actual.shape != value.shape:
         return float("inf")
     return ((actual - value).abs() / allowed).nan_to_num(nan=torch.inf).max().item()

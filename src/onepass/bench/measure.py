@@ -1,4 +1,4 @@
-"""One row of the suite by every provider: gated, timed in one interleaved run, and written down."""
+"""Measures one row of the suite with every provider: checks the results, times all in turn, and makes the records."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ Run = Callable[[], Any]
 
 class Measured(NamedTuple):
     time: Timing
-    mode: str  # "graph": of a replay; "events": of the call, with the host's time where that is longer; "cpu"
+    mode: str  # "graph": a replay; "events": the call, which takes as long as the slower of host and device; "cpu"
     host: Timing | None = None
 
 
 def measure(row: Row, device: str = "cpu", providers: Mapping[str, Provider] = PROVIDERS) -> list[Record]:
-    """A record by each provider: with an `error` and no time where it raised, or where ours is wrong.
+    """One record for each provider. It has an `error` and no time if the provider raised, or if onepass is wrong.
 
     Example: `measure(SUITE[0], "cuda")[0]["fraction"]`
     """
-    with torch.no_grad(), timing.aside(device):
+    with torch.no_grad(), timing.capturable_stream(device):
         return _records(row, device, providers)
 
 
 def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[Record]:
     operands = tensors.make(row.case, row.dtype, device, on_device=True)
     dy = tensors.make_dy(operands, on_device=True) if row.direction == "backward" else None
-    runs, outcomes, errors = _first(row, operands, dy, providers)
-    budgets = accuracy.worst(row.case, operands, outcomes, dy)
-    outcomes.clear()  # their memory is needed
+    runs, outcomes, errors = _first_runs(row, operands, dy, providers)
+    budgets = accuracy.largest_errors(row.case, operands, outcomes, dy)
+    outcomes.clear()  # timing needs their memory
     if budgets.get(OURS, 0) > 1:
         errors[OURS] = f"wrong: the largest error is {budgets[OURS]:.3g} of the budget"
         del runs[OURS]
@@ -67,10 +67,13 @@ def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[R
     return records
 
 
-def _first(
+def _first_runs(
     row: Row, operands: Operands, dy: Tensor | None, providers: Mapping[str, Provider]
 ) -> tuple[dict[str, Run], dict[str, Outcome], dict[str, str]]:
-    """Each provider's call and what it first gives, or what it raises. Each has running statistics of its own."""
+    """The call of each provider and its first outcome, or the error it raised.
+
+    Each provider has its own running statistics.
+    """
     runs: dict[str, Run] = {}
     outcomes: dict[str, Outcome] = {}
     errors: dict[str, str] = {}
@@ -84,7 +87,7 @@ def _first(
             errors[name] = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             try:
                 _synchronize(operands.x)
-            except RuntimeError as broken:  # nothing runs on this device any more, and no peer is to blame for that
+            except RuntimeError as broken:  # the device is unusable now: do not blame the next provider
                 raise RuntimeError(f"{row.name} by {name}: {broken}") from error
         else:
             runs[name], outcomes[name] = run, outcome
@@ -92,15 +95,15 @@ def _first(
 
 
 def forward(provider: Provider, case: Case, operands: Operands) -> tuple[Run, Outcome]:
-    """A provider's call, and what it gives."""
+    """The call of a provider, and its outcome."""
     run = provider(case, operands)
     return run, accuracy.outcome(run(), operands)
 
 
 def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> tuple[Run, Outcome]:
-    """The backward of a provider's call as a call of its own, and what it gives. The forward runs here, once; its graph is kept.
+    """The backward as a call of its own, and its outcome. The forward runs once, here, and its graph is kept.
 
-    (Without donated buffers: a compiled backward that runs again must not use what its forward saved as scratch memory.)
+    Donated buffers are off: a compiled backward that runs again must not overwrite what the forward saved.
     """
     inputs = oracle.leaves(operands)
     with torch.enable_grad(), functorch.patch(donated_buffer=False):
@@ -110,12 +113,12 @@ def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> 
 
 
 def _memory(run: Run, on_cuda: bool) -> Record:
-    """Bytes of the gradients, and how much a backward had beyond them at its peak: as requested, not as the allocator rounds it up."""
+    """Bytes of the gradients, and bytes beside them at the peak of a backward, before the allocator rounds them up."""
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = _requested("current") if on_cuda else 0
-    storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in run()}  # two may be one, of x and residual
+    storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in run()}  # x and residual may share one
     gradients, peak = sum(storages.values()), _requested("peak") - before if on_cuda else None
     return {"peak_bytes": peak, "gradient_bytes": gradients, "extra_bytes": None if peak is None else peak - gradients}
 
@@ -130,18 +133,18 @@ def _synchronize(x: Tensor) -> None:
 
 
 def _copy(operands: Operands) -> Run:
-    """The least that must move: x read and y written; with a residual, it and the sum too."""
+    """The smallest possible traffic: read x and write y. With a residual, also read it and write the sum."""
     source = operands.x if operands.residual is None else torch.stack((operands.x, operands.residual))
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _time(copy: Run, runs: Mapping[str, Run], on_cuda: bool) -> tuple[Timing, dict[str, Measured]]:
-    """Of the copy, and of each call."""
+    """Time the copy and every call, in turn."""
     if not on_cuda:
         first, *times = timing.interleaved([copy, *runs.values()])
         return first, {name: Measured(time, "cpu") for name, time in zip(runs, times)}
-    replays = [timing.captured(run) for run in runs.values()]
+    replays = [timing.capture(run) for run in runs.values()]
     first, *times = timing.device_times([copy, *(replay for replay, _ in replays)])
     hosts = timing.host_times(list(runs.values()))
     return first, {name: Measured(time, mode, host) for name, time, (_, mode), host in zip(runs, times, replays, hosts)}
@@ -150,10 +153,14 @@ def _time(copy: Run, runs: Mapping[str, Run], on_cuda: bool) -> tuple[Timing, di
 def _numbers(row: Row, copy: Timing, measured: Measured) -> Record:
     time, host = measured.time, measured.host
     fraction = row.copies / row.copied * copy.median / time.median
-    excess = row.excess(time.median * 1e6, fraction)
+    missed = row.missed_by(time.median * 1e6, fraction)
     return {
         **{"us": _us(time.median), "low_us": _us(time.low), "high_us": _us(time.high), "fraction": round(fraction, 4)},
-        **{"host_us": None if host is None else _us(host.median), "mode": measured.mode, "met": None if excess is None else excess <= 0},
+        **{
+            "host_us": None if host is None else _us(host.median),
+            "mode": measured.mode,
+            "met": None if missed is None else missed <= 0,
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""Who computes a case: onepass and its peers, each as a call with nothing of ours around it, since host time is measured too."""
+"""The providers: onepass and its peers. Each gives a bare call, since the host time of a call is measured too."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Provider = Callable[[Case, Operands], Callable[[], Output]]
 
 
 def _torch(case: Case, t: Operands) -> Callable[[], Output]:
-    """`by_torch`, bound where only an activation follows the norm: deciding what to call costs it 13 µs (2 x86-64 cores, 2026-11-15)."""
+    """`by_torch`, decided ahead for a norm with at most an activation.
+
+    Deciding in each call takes 13 µs (2 x86-64 cores, 2026-11-15).
+    """
     if case.residual or case.modulate or case.offset or case.last or case.granularity != "element" or case.activation == "gelu_tanh":
         return partial(calls.by_torch, case, t)
     op = calls.OPS[case.op]
@@ -29,11 +32,9 @@ def _torch(case: Case, t: Operands) -> Callable[[], Output]:
 
 
 def _compiled(case: Case, t: Operands) -> Callable[[], Output]:
-    torch.compiler.reset()  # else a second shape of a norm might find the first one's code, or the limit of recompilations
+    torch.compiler.reset()  # a second shape must not reuse the code of the first, or hit the recompilation limit
     return partial(torch.compile(partial(calls.by_torch, case), dynamic=False), t)
 
 
 OURS = "onepass"
-
-
 PROVIDERS: dict[str, Provider] = {OURS: calls.onepass_call, "torch": _torch, "torch.compile": _compiled}

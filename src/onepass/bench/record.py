@@ -1,4 +1,4 @@
-"""What results are written with: where they came from, and files of one JSON object a line."""
+"""Records of results: where they came from, and files with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def machine(device: str) -> str:
-    """The device's name; the CPU's architecture."""
+    """The name of a GPU, or the architecture of the CPU."""
     return describe(torch.device(device)).name or platform.machine()
 
 
 def origin(device: str) -> Record:
-    """The fields that say where a result came from."""
+    """The fields that tell where a result came from."""
     return {
         "device": device,
         "name": machine(device),
@@ -44,7 +44,7 @@ def origin(device: str) -> Record:
 
 
 def _commit() -> str:
-    """The commit that runs: ONEPASS_COMMIT where the sources travelled without their history, else git's."""
+    """The commit of these sources: ONEPASS_COMMIT if it is set, for copies without git history; otherwise git tells."""
     if "ONEPASS_COMMIT" in os.environ:
         return os.environ["ONEPASS_COMMIT"]
     try:
@@ -55,7 +55,7 @@ def _commit() -> str:
 
 
 def extra_mb(record: Record) -> str:
-    """What a backward needed beside its gradients, in MB, where that was measured."""
+    """MB that a backward needed beside its gradients, if measured."""
     extra = record.get("extra_bytes")
     return "–" if extra is None else f"{extra / 1e6:.1f}"
 

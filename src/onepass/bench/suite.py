@@ -1,4 +1,4 @@
-"""The rows that `onepass bench` measures: forward and backward passes that users run, and what we want of them on an H200."""
+"""The rows that `onepass bench` measures: passes that users run, with our targets on an H200."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ from onepass.verify.tensors import lay_out
 from .record import dtype_name
 
 Unit = Literal["fraction", "us"]
-
-
 Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pass to measure. Its target is a fraction of copy speed to reach, or microseconds not to exceed."""
+    """One pass to measure. `target` is the fraction of copy speed to reach, or the most microseconds it may take."""
 
     case: Case
     dtype: torch.dtype
@@ -39,20 +37,21 @@ class Row:
 
     @property
     def nbytes(self) -> int:
-        """Of x."""
+        """Bytes of x."""
         return prod(self.case.shape) * self.dtype.itemsize
 
     @property
     def copied(self) -> int:
-        """How many tensors of x's size the copy beside it copies: x, and the residual."""
+        """Tensors of x's size that the copy used for comparison copies: x, and the residual."""
         return 2 if self.case.residual else 1
 
     @property
     def copies(self) -> float:
-        """How often as much as x must at least be read and written.
+        """The smallest possible traffic, as copies of x: one copy reads and writes x once.
 
-        With a residual, x and it are read, y and the sum written. Backward, x and dy are read and dx is written: 1.5; with a residual the
-        sum, dy and the gradient that arrives at the sum are read: 2. As `NormProblem.min_bytes`, without parameters.
+        A forward reads x and writes y: 1. With a residual, it also reads that and writes the sum: 2. A backward reads x and
+        dy and writes dx: 1.5. With a residual, it also reads the gradient that arrives at the sum: 2. This is
+        `NormProblem.min_bytes` without parameters.
         """
         return 1.5 if self.direction == "backward" and not self.case.residual else self.copied
 
@@ -62,8 +61,8 @@ class Row:
             return ""
         return f"≥ {self.target:.2f}" if self.unit == "fraction" else f"≤ {self.target:g} µs"
 
-    def excess(self, us: float, fraction: float) -> float | None:
-        """By how much a result misses the target, in its unit; not above zero where it is met."""
+    def missed_by(self, us: float, fraction: float) -> float | None:
+        """By how much a result misses the target, in the unit of the target. Zero or less means that it is met."""
         if self.target is None:
             return None
         return self.target - fraction if self.unit == "fraction" else us - self.target
@@ -82,31 +81,14 @@ def _row(
 
 
 _back = partial(_row, direction="backward")
-
-
 _FP16, _BF16 = torch.float16, torch.bfloat16
-
-
 _NCHW, _NHWC = "contiguous", "channels_last"
-
-
 _SILU: dict[str, Any] = {"groups": 32, "activation": "silu"}
-
-
 _IMAGES = ("256x512x28x28", "64x64x112x112")
-
-
 _LARGE = {"32x512x256x256": 0.78, "8x512x256x256": 0.75, "2x512x256x256": 0.75, "1x128x1024x1024": 0.62, "2x128x512x512": 0.62}
-
-
 _BETWEEN = ("64x512x64x64", "32x256x128x128")
-
-
 _MICROSECONDS = {"16x320x64x64": 36, "2x320x64x64": 11, "2x1280x32x32": 9, "8x1280x16x16": 8}
-
-
 _LONG = {"4096x32768": 0.75, "2048x65536": 0.75, "1024x131072": 0.70, "512x262144": 0.62}
-
 
 SUITE = (
     *(_row("layer_norm", shape, _BF16, 0.93) for shape in ("32768x1024", "32768x4096", "16384x8192", "8192x16384")),
@@ -135,15 +117,9 @@ SUITE = (
     _row("switchable_norm", "64x64x56x56", _FP16, layout=_NHWC, running=True),
 )
 
-
 _WIDE = ("32768x4096", "16384x8192", "8192x16384")
-
-
 _ROWS = {"32768x1024": 0.80, "65536x256": 0.70, "1000000x64": 0.60, "4096x32768": 0.60, "1024x131072": 0.60}
-
-
 _DECODER = ("8x512x256x256", "8x256x128x128")
-
 
 BACKWARD_SUITE = (
     *(_back(op, shape, _BF16, 0.85) for op in ("layer_norm", "rms_norm") for shape in _WIDE),
@@ -167,7 +143,7 @@ BACKWARD_SUITE = (
 
 
 def problem_of(row: Row) -> NormProblem:
-    """The row's problem, without its tensors."""
+    """The problem of a row, bound to meta tensors."""
     case = row.case
     x = lay_out(torch.empty(case.shape, dtype=row.dtype, device="meta"), case.layout, "meta")
     param = torch.empty(1, dtype=torch.float32 if case.wide else row.dtype, device="meta")

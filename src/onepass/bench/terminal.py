@@ -1,4 +1,4 @@
-"""What the commands print: a progress bar and plain tables."""
+"""A progress bar and plain tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], total: int, label: Callable[[T], str], log: bool = False) -> Iterator[T]:
-    """Yield the items, with a bar on the terminal; elsewhere, if `log`, with a line each."""
+    """Yield the items with a progress bar on a terminal. Elsewhere, print a line for each if `log` is set."""
     live = sys.stderr.isatty()
     for done, item in enumerate(items, 1):
         if live:

@@ -1,4 +1,7 @@
-"""Timing: variants interleaved, medians with their spread. On CUDA the device's time and the host's time of a call apart."""
+"""Timing: several calls in turn, with medians and quartiles.
+
+On CUDA, the time of the device and of the host separately.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Timing(NamedTuple):
 
 
 def interleaved(variants: Sequence[Callable[[], Any]], seconds: float = 0.3) -> list[Timing]:
-    """Time several callables in turn, so that what disturbs one disturbs all.
+    """Time several callables in turn, so that a disturbance affects all of them.
 
     Example: `ours, torchs = interleaved([lambda: f(x), lambda: g(x)])`
     """
@@ -38,7 +41,7 @@ def summary(samples: Sequence[float]) -> Timing:
 
 
 def once(run: Callable[[], Any], n: int) -> float:
-    """Seconds of a call, of n."""
+    """Average seconds of n calls."""
     start = time.perf_counter()
     for _ in range(n):
         run()
@@ -46,17 +49,17 @@ def once(run: Callable[[], Any], n: int) -> float:
 
 
 def _repeats(run: Callable[[], Any]) -> int:
-    """How many calls make a sample of about a millisecond, after a warm-up."""
+    """After a warm-up, the number of calls that take about a millisecond."""
     run()
     return max(1, min(1000, int(1e-3 / max(once(run, 3), 1e-7))))
 
 
 @contextmanager
-def aside(device: str) -> Iterator[None]:
-    """On CUDA, a stream that can be captured, which the default one cannot.
+def capturable_stream(device: str) -> Iterator[None]:
+    """On CUDA, run the block on a stream that a graph can capture; the default stream cannot be captured.
 
-    A backward runs on the stream of its forward, so the forward belongs inside, too. It is always the same stream, since the allocator
-    keeps freed memory for the stream that had it.
+    A backward runs on the stream of its forward, so run the forward inside the block as well. The stream is always the
+    same, since the allocator keeps freed memory for the stream that used it.
     """
     if not device.startswith("cuda"):
         yield
@@ -73,11 +76,14 @@ def _stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def captured(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
-    """The replay of a CUDA graph of the call, "graph"; or the call itself, "events", where it cannot be captured. Inside `aside`."""
+def capture(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
+    """Capture the call in a CUDA graph: returns its replay and "graph", or the call itself and "events" if that fails.
+
+    Call it inside `capturable_stream`.
+    """
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
-        raise RuntimeError("the default stream cannot be captured; call this inside `with aside(device)`")
+        raise RuntimeError("the default stream cannot be captured; call this inside `with capturable_stream(device)`")
     for _ in range(3):
         run()
     graph = torch.cuda.CUDAGraph()
@@ -85,28 +91,29 @@ def captured(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
         with torch.cuda.graph(graph, stream=stream):
             run()
     except Exception:
-        torch.cuda.synchronize()  # raises where more is broken than the capture
+        torch.cuda.synchronize()  # raises if the device itself is broken
         return run, "events"
     return graph.replay, "graph"
 
 
 def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[Timing]:
-    """What each call takes on the current CUDA device, between events, from a flushed L2; past 2 ms with fewer samples, at least 5.
+    """The time of each call on the current CUDA device, between events, with a flushed L2 cache.
 
-    A copy belongs here as it is, not captured: in a graph it becomes a memcpy node, at two thirds of its speed (H200, 2026-11-15).
+    Calls longer than 2 ms get fewer samples, at least 5. Pass a copy as it is, not captured: in a graph it becomes a memcpy
+    node, which runs at two thirds of the speed (H200, 2026-11-15).
 
-    Example: `copy, ours = device_times([lambda: y.copy_(x), captured(run)[0]])`
+    Example: `copy, ours = device_times([lambda: y.copy_(x), capture(run)[0]])`
     """
     return [summary(taken) for taken in device_samples(variants, samples)]
 
 
 def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[list[float]]:
-    """As `device_times`, every sample of each call."""
+    """As `device_times`, with every sample in seconds."""
     flush = _flush()
 
     def sample(run: Callable[[], Any]) -> Callable[[], float]:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush()  # its 80 µs also let the host run ahead, so that its own time is not in the sample
+        flush()  # takes 80 µs, in which the host runs ahead: its time is not part of the sample
         start.record()
         run()
         stop.record()
@@ -125,22 +132,23 @@ def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> 
 
 
 def _flush() -> Callable[[], Any]:
-    """Writes four times the L2, at least 256 MB."""
+    """A call that writes four times the size of the L2 cache, at least 256 MB."""
     size = max(2**28, 4 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
 
 
 def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list[Timing]:
-    """What each call takes of the host, not waiting for the device, which is idle before every batch.
+    """The host time of each call, without waiting for the device, which is idle before every batch.
 
-    A batch has 20 calls, so that 40 launches each stay below the 1024 at which the host has to wait; fewer where the device is slow.
+    The host has to wait from 1024 queued launches on. A batch has 20 calls, so each may launch 40 kernels. It has fewer
+    calls if the device is slow.
     """
     return [summary(taken) for taken in host_samples(variants, batches)]
 
 
-def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, most: int = 20) -> list[list[float]]:
-    """As `host_times`, every batch of each call, with at most so many calls."""
-    calls = [max(min(5, most), min(most, int(0.02 / _finished(run)))) for run in variants]
+def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, max_calls: int = 20) -> list[list[float]]:
+    """As `host_times`, with the seconds of every batch. `max_calls` limits the calls of a batch."""
+    calls = [max(min(5, max_calls), min(max_calls, int(0.02 / _seconds_to_finish(run)))) for run in variants]
     samples: list[list[float]] = [[] for _ in variants]
     for _ in range(batches):
         for run, n, taken in zip(variants, calls, samples):
@@ -150,8 +158,8 @@ def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, most:
     return samples
 
 
-def _finished(run: Callable[[], Any]) -> float:
-    """Seconds of a call with the device's part in it."""
+def _seconds_to_finish(run: Callable[[], Any]) -> float:
+    """Seconds until the device has finished a call."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     run()

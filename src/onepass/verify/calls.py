@@ -68,7 +68,6 @@ OPS = {
     ),
 }
 
-
 Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LAYOUTS = ("contiguous", "channels_last", "strided", "transposed", "reversed", "sliced", "expanded")
-
-
 INITS = ("normal", "uniform", "int", "const", "shifted", "inf", "one_inf")
-
-
 AFFINES = ("both", "weight", "bias", "none")
 
 

@@ -25,11 +25,7 @@ from .cases import Case
 from .tensors import Operands
 
 Run = Callable[[Case, Operands], Output]
-
-
 AGREEMENT = 64  # the oracles may differ by this many fp64 budgets: torch adds up batch statistics one by one
-
-
 DSUM = -2  # the gradient that arrives at x + residual is this times dy, which is exact in every dtype
 
 
