@@ -1,1 +1,4 @@
-"""What only developers run: stress tests, resources, whole models, random problems. Not part of the wheel."""
+"""What only developers run: benchmarks, stress tests and reports. Not part of the wheel.
+
+Run one from the root of the repository, for example `python -m benchmarks.overhead`.
+"""

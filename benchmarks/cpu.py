@@ -1,7 +1,8 @@
-"""The norms on this CPU beside torch eager and torch.compile: every op, dtype, layout and size, forward and backward, as users call them.
+"""The norms on this CPU, compared with torch eager and torch.compile: every op, dtype, layout and size, forward and backward.
 
-`python -m benchmarks.cpu --out results/cpu-x86.jsonl`; `--compile` adds torch.compile. Providers take turns, so that a slow minute of
-the machine is everybody's; a time is the median of theirs. Results are held against the error budget first, at 1 MB.
+`python -m benchmarks.cpu --out results/cpu-x86.jsonl` measures calls as users write them. `--compile` adds torch.compile.
+Providers take turns, so that a slow minute of the machine affects all of them. A time is the median of the turns. Before
+that, the results are compared with the error budget at 1 MB.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from onepass.verify.tensors import Operands
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (4, 16, 64, 256, 1024, 8192, 32768, 65536)  # KB of x
-LIMIT = 0.95  # of torch's speed, below which nothing should be
+LIMIT = 0.95  # no case should be slower than this fraction of torch's speed
 
 
 def rows(kb: int, dtype: torch.dtype) -> list[Case]:
-    """The cases of a size: rows of 1024, or shorter ones; images of 320 channels, or of 32 if they are small."""
+    """The cases of a size: rows of at most 1024 elements, and images of 320 channels, or 32 if they are small."""
     n = kb * 1024 // dtype.itemsize
     width = min(1024, max(n // 4, 1))
     flat = (n // width, width)
@@ -71,7 +72,7 @@ def title(case: Case) -> str:
 
 
 def by_torch(case: Case, t: Operands) -> Callable[[], calls.Output]:
-    """What a user would write, with nothing around it."""
+    """The call as a user writes it, without any wrapper."""
     op = calls.OPS[case.op]
     norm: Callable[..., Tensor] = F.group_norm if case.op == "group_norm" else op.torch
     arguments = op.arguments(case, t)
@@ -87,7 +88,7 @@ def _added(norm: Callable[..., Tensor], x: Tensor, residual: Tensor, *arguments:
 
 
 def _times(variants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Microseconds of each call, the variants taking turns."""
+    """Microseconds of each call. The variants take turns."""
     for call in variants.values():
         call()
         call()
@@ -131,7 +132,7 @@ def measure(case: Case, dtype: torch.dtype, kb: int, compiled: bool, backward: b
 
 
 def errors() -> Iterator[tuple[str, float]]:
-    """Of each case at 1 MB, its largest error as a fraction of the budget."""
+    """The largest error of each case at 1 MB, as a fraction of the budget."""
     for dtype in DTYPES:
         for case in rows(1024, dtype):
             operands = tensors.make(case, dtype)
@@ -141,12 +142,12 @@ def errors() -> Iterator[tuple[str, float]]:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """The geometric one."""
+    """The geometric mean."""
     return exp(sum(map(log, ratios)) / len(ratios)) if ratios else float("nan")
 
 
 def summary(records: list[Record]) -> str:
-    """Over all cases at 32 MB and more: the mean of how much faster than torch; the slowest of all sizes; how many are below the limit."""
+    """A table of speed relative to torch: the mean from 32 MB on, the slowest case, and how many are below LIMIT."""
     lines = [["", "threads", "plain ≥ 32 MB", "fused ≥ 32 MB", "least ≥ 1 MB", "below 0.95, of", "the least"]]
     for direction in ("forward", "backward"):
         for threads in sorted({r["threads"] for r in records}):
@@ -170,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kb", default=",".join(map(str, SIZES)))
     parser.add_argument("--dtypes", default=",".join(map(record.dtype_name, DTYPES)))
     parser.add_argument("--seconds", type=float, default=0.2, help="for each measurement")
-    parser.add_argument("--compile", action="store_true", help="torch.compile, too; each case compiles for some ten seconds")
+    parser.add_argument("--compile", action="store_true", help="measure torch.compile too; each case compiles for about ten seconds")
     parser.add_argument("--no-backward", action="store_true")
     options = parser.parse_args(arguments)
     wrong = [(name, error) for name, error in errors() if not error <= 1]
@@ -196,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _model() -> str:
-    """The CPU's name."""
+    """The name of the CPU and its number of cores."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""One model before or after `onepass.patch`: run, held against float32, compiled and timed."""
+"""One model before or after `onepass.patch`: runs it, compares it with float32, compiles it and times it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from onepass.patching import patch
 from .model_zoo import AHEAD, Entry
 
 EAGER, COMPILE = MODES = ("eager", "compile")
-GRACE = 2.0  # so many times the error of the model before,
-ROUNDING = 2.0**-8  # and one rounding to bfloat16, are what a patched model may be off
-Errors = dict[str, tuple[float, float]]  # of each result, the norm of its error and its own
+# A patched model may be off by GRACE times the error of the model before, plus one rounding to bfloat16.
+GRACE = 2.0
+ROUNDING = 2.0**-8
+Errors = dict[str, tuple[float, float]]  # for each result, the norm of its error and its own norm
 
 
-class Room:
-    """Memory of a GPU that processes share: who needs some waits until it is free."""
+class SharedMemory:
+    """GPU memory that processes share. A process waits until enough is free; a request larger than all takes all."""
 
     def __init__(self, gigabytes: int) -> None:
         processes = get_context("spawn")
@@ -48,7 +49,7 @@ class Room:
 
 
 class Step:
-    """One step of a model, as a call: a forward, or with a backward the step of a training without its optimizer."""
+    """One step of a model as a call: a forward, or a training step (forward and backward) without an optimizer."""
 
     def __init__(self, entry: Entry, model: nn.Module, inputs: tuple[Any, ...], forward: Callable[..., Tensor]) -> None:
         self.entry, self.model, self.inputs, self.forward = entry, model, inputs, forward
@@ -67,7 +68,7 @@ class Step:
         return loss
 
     def results(self) -> dict[str, Tensor]:
-        """What the first step gives: its output, or the loss and all gradients."""
+        """The results of the first step: its output, or the loss and all gradients."""
         self.taken = 0
         output = self().detach()
         gradients = {name: param.grad for name, param in self.model.named_parameters() if param.grad is not None}
@@ -78,23 +79,26 @@ class Step:
 class Variant:
     """A model, its steps by each mode that was asked for, and what is measured of them."""
 
-    def __init__(self, entry: Entry, patched: bool, small: bool, device: str, backend: str, room: Room) -> None:
-        self.entry, self.device, self.backend, self.room = entry, device, backend, room
+    def __init__(self, entry: Entry, patched: bool, small: bool, device: str, backend: str, memory: SharedMemory) -> None:
+        self.entry, self.device, self.backend, self.memory = entry, device, backend, memory
         self.model = entry.build(small, device)
         shared = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
-        self.plain = copy.deepcopy(self.model, shared)  # modules as they were; the same parameters
+        self.plain = copy.deepcopy(self.model, shared)  # the unpatched modules, with the same parameters
         self.counts = patch(self.model, channels_last=entry.channels_last).counts if patched else None
         self.made = lambda model: entry.inputs(model, small)
         self.inputs = self.made(self.model)
         self.steps: dict[str, Step] = {}
 
     def ready(self, mode: str) -> Record:
-        """Runs the model, by torch.compile or not; what is to be known beside its time. `errors` are those against the model in float32."""
+        """Run the model once, compiled or not. Returns its record without times.
+
+        `errors` are against the model in float32.
+        """
         step = Step(self.entry, self.model, self.inputs, self.entry.forward)
-        with self.room(self.entry.gigabytes):
+        with self.memory(self.entry.gigabytes):
             about = self._compile(step) if mode == COMPILE else {"first_s": self._timed(step)}
             self._tidy()
-        with self.room(2 * self.entry.gigabytes):
+        with self.memory(2 * self.entry.gigabytes):
             errors = self._errors(step)
             self._tidy()
         self.steps[mode] = step
@@ -113,7 +117,7 @@ class Variant:
         counters.clear()
         step.forward = torch.compile(step.forward, dynamic=False, backend=self.backend)
         seconds = self._timed(step)
-        step()  # what is compiled a second time is in the counts
+        step()  # the counts include recompilations
         breaks = counters["graph_break"]
         return {
             **{"backend": self.backend, "compile_s": seconds, "graphs": counters["stats"]["unique_graphs"]},
@@ -127,11 +131,11 @@ class Variant:
         del exact
         found = step.results()
         if found.keys() != expected.keys():
-            raise RuntimeError(f"it gives {sorted(found.keys() ^ expected.keys())[:3]}, or does not, unlike the model in float32")
+            raise RuntimeError(f"its results and those in float32 differ: {sorted(found.keys() ^ expected.keys())[:3]}")
         return {name: (_norm(found[name].float() - value), _norm(value)) for name, value in expected.items()}
 
     def peak(self, mode: str) -> int | None:
-        """Most bytes allocated during a step, the parameters among them."""
+        """The most bytes allocated during a step, including the parameters."""
         if self.device == "cpu":
             return None
         self._tidy()
@@ -141,8 +145,8 @@ class Variant:
         self.model.zero_grad()
         return torch.cuda.max_memory_allocated()
 
-    def busy(self, mode: str, steps: int = 3) -> float | None:
-        """Milliseconds in which the GPU works on a step: the rest of the time it waits for the host."""
+    def gpu_milliseconds(self, mode: str, steps: int = 3) -> float | None:
+        """Milliseconds that the GPU works on a step. The rest of the time it waits for the host."""
         if self.device == "cpu":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -152,7 +156,10 @@ class Variant:
         return round(sum(event.self_device_time_total for event in profile.key_averages()) / steps / 1e3, 4)
 
     def samples(self, mode: str, seconds: float) -> list[float]:
-        """What whole steps take, between events on CUDA: of the host and the device, the time of the slower one."""
+        """Seconds of whole steps.
+
+        On CUDA, they are measured between events: the time of the slower of host and device.
+        """
         step = self.steps[mode]
         if self.device != "cpu":
             return timing.device_samples([step], samples=int(seconds / 2e-3))[0]
@@ -160,7 +167,7 @@ class Variant:
         return [timing.once(step, 1) for _ in range(3)]
 
     def host(self, mode: str) -> list[float]:
-        """What steps take of the host alone, where they are short."""
+        """Seconds of host time of short steps."""
         if self.device == "cpu" or not self.entry.rewind:
             return []
         return timing.host_samples([self.steps[mode]], batches=5, max_calls=4)[0]  # 4 steps: less than 1024 launches
@@ -170,7 +177,7 @@ class Variant:
             torch.cuda.synchronize()
 
     def _tidy(self) -> None:
-        """Gives back what is not in use: other processes are on this GPU."""
+        """Free unused memory, since other processes share this GPU."""
         self.model.zero_grad()
         gc.collect()
         if self.device != "cpu":
@@ -181,11 +188,11 @@ def _norm(t: Tensor) -> float:
     return t.norm(dtype=torch.float64).nan_to_num(nan=torch.inf).item()
 
 
-def excess(before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
-    """The largest relative error of a result, as a fraction of what is allowed, and of which result.
+def error_ratio(before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
+    """The largest relative error of a result, as a fraction of the allowed error, and the name of the result.
 
-    Allowed is twice that of the model before, or twice its median over all results if that is more, since one with few elements may be
-    right by chance; and one rounding.
+    The allowed error is twice the error before, or twice the median error before if that is larger, plus one rounding. The
+    median counts because a result with few elements may be right by chance.
     """
     was, now = ({name: error / max(size, 1e-30) for name, (error, size) in errors.items()} for errors in (before, after))
     usual = statistics.median(was.values())
@@ -194,6 +201,6 @@ def excess(before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[
     return ratios[worst], worst
 
 
-def total(errors: Mapping[str, tuple[float, float]]) -> float:
+def total_error(errors: Mapping[str, tuple[float, float]]) -> float:
     """The relative error of all results together."""
     return (sum(error**2 for error, _ in errors.values()) / sum(size**2 for _, size in errors.values())) ** 0.5

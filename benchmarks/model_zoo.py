@@ -1,6 +1,6 @@
 """Whole models for the benchmark of `onepass.patch`: diffusers' and transformers' own, from configurations, with random weights.
 
-Each has a small twin of the same modules, which runs on a CPU in a second.
+Each has a small version of the same modules, which runs on a CPU in a second.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PROMPT = 77  # tokens of a text encoder
-CACHED = 512  # tokens before the one that is decoded
-AHEAD = 256  # tokens the cache takes before it is rewound
+PROMPT = 77  # tokens of the prompt
+CACHED = 512  # tokens in the cache before decoding
+AHEAD = 256  # tokens that are decoded before the cache is rewound
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Entry:
     name: str
     title: str
     library: str
-    make: Callable[[bool], nn.Module]  # with small or full sizes
-    inputs: Callable[[nn.Module, bool], tuple[Any, ...]]  # of a model's own device and dtype
-    forward: Callable[..., Tensor]  # of a model and its inputs: the output, or the loss
-    gigabytes: int  # that a step takes of a GPU, about
+    make: Callable[[bool], nn.Module]  # small -> model
+    inputs: Callable[[nn.Module, bool], tuple[Any, ...]]  # (model, small) -> inputs, on its device and in its dtype
+    forward: Callable[..., Tensor]  # (model, *inputs) -> the output, or the loss
+    gigabytes: int  # GPU memory of a step, roughly
     training: bool = False
     channels_last: bool = False
-    rewind: Callable[..., None] | None = None  # called with the inputs, every AHEAD steps
+    rewind: Callable[..., None] | None = None  # called with the inputs after every AHEAD steps
 
     def build(self, small: bool, device: str) -> nn.Module:
-        """In bfloat16, every 1-d parameter drawn: with weights of 1 and biases of 0 a mix-up would pass unseen."""
+        """The model in bfloat16. All 1-d parameters are random: weights of 1 and biases of 0 would hide a mix-up."""
         torch.manual_seed(0)
         with torch.device(device):
             model = self.make(small)
@@ -45,8 +45,11 @@ class Entry:
         return model.to(memory_format=torch.channels_last) if self.channels_last else model  # pyright: ignore[reportCallIssue]
 
 
-def _drawn(model: nn.Module, *shape: int) -> Tensor:
-    """The same values for every device and dtype; images channels-last, as the models with convolutions are."""
+def _random(model: nn.Module, *shape: int) -> Tensor:
+    """A random tensor, the same on every device and in every dtype.
+
+    Images are channels-last, like the models with convolutions.
+    """
     param = next(model.parameters())
     x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.bfloat16)
     return x.to(param.device, param.dtype).contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
@@ -58,7 +61,7 @@ def _tokens(model: Any, *shape: int) -> Tensor:
 
 
 def _vae(small: bool) -> nn.Module:
-    """That of SD and SDXL."""
+    """The VAE of SD and SDXL."""
     channels, groups, layers = ((16, 32), 8, 1) if small else ((128, 256, 512, 512), 32, 2)
     return import_module("diffusers").AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * len(channels), up_block_types=("UpDecoderBlock2D",) * len(channels),
@@ -96,12 +99,12 @@ def _sdxl(small: bool) -> nn.Module:
 def _unet_inputs(batch: int, side: int) -> Callable[[nn.Module, bool], tuple[Any, ...]]:
     def inputs(model: Any, small: bool) -> tuple[Any, ...]:
         size, width = (8 if small else side), model.config.cross_attention_dim
-        latents, context = _drawn(model, batch, 4, size, size), _drawn(model, batch, PROMPT, width)
+        latents, context = _random(model, batch, 4, size, size), _random(model, batch, PROMPT, width)
         step = torch.full((batch,), 500, device=latents.device)
         if not model.config.addition_embed_type:
             return latents, step, context
         text = model.config.projection_class_embeddings_input_dim - 6 * model.config.addition_time_embed_dim
-        return latents, step, context, _drawn(model, batch, text), latents.new_full((batch, 6), 8.0 * side)
+        return latents, step, context, _random(model, batch, text), latents.new_full((batch, 6), 8.0 * side)
 
     return inputs
 
@@ -112,7 +115,7 @@ def _denoise(model: Any, latents: Tensor, step: Tensor, context: Tensor, *added:
 
 
 def _convnext(small: bool) -> nn.Module:
-    """With layer scales of 1, not 10⁻⁶: else hardly anything of a block would be in the output."""
+    """ConvNeXt with layer scales of 1. With the usual 10⁻⁶, blocks would hardly change the output."""
     transformers: Any = import_module("transformers")
     depths, sizes, labels = ([1, 1, 1, 1], [8, 16, 24, 32], 10) if small else ([3, 3, 27, 3], [128, 256, 512, 1024], 1000)
     config = transformers.ConvNextConfig(
@@ -124,7 +127,7 @@ def _convnext(small: bool) -> nn.Module:
 def _convnext_inputs(model: Any, small: bool) -> tuple[Any, ...]:
     batch, side = (2, 32) if small else (64, 224)
     labels = torch.arange(batch, device=next(model.parameters()).device) % model.config.num_labels
-    return _drawn(model, batch, 3, side, side), labels
+    return _random(model, batch, 3, side, side), labels
 
 
 def _classify(model: Any, pixels: Tensor, labels: Tensor) -> Tensor:
@@ -150,7 +153,7 @@ def _learn(model: Any, tokens: Tensor) -> Tensor:
 
 
 def _cached(model: Any, small: bool) -> tuple[Any, ...]:
-    """A token, and a cache that the model has filled."""
+    """A token, and a cache filled by the model."""
     transformers: Any = import_module("transformers")
     cache = transformers.StaticCache(config=model.config, max_cache_len=CACHED + AHEAD)
     with torch.no_grad():
@@ -170,7 +173,7 @@ def _rewind(token: Tensor, cache: Any) -> None:
 ENTRIES = (
     Entry(
         "vae-decode", "SD/SDXL VAE decode to 1024², batch 1", "diffusers", _vae,
-        lambda model, small: (_drawn(model, 1, 4, *((16, 16) if small else (128, 128))),), _decode_image, 6, channels_last=True,
+        lambda model, small: (_random(model, 1, 4, *((16, 16) if small else (128, 128))),), _decode_image, 6, channels_last=True,
     ),
     Entry("sd15-b2", "SD 1.5 UNet step at 512², batch 2", "diffusers", _sd15, _unet_inputs(2, 64), _denoise, 3, channels_last=True),
     Entry("sd15-b16", "SD 1.5 UNet step at 512², batch 16", "diffusers", _sd15, _unet_inputs(16, 64), _denoise, 7, channels_last=True),

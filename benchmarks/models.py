@@ -1,16 +1,17 @@
 """Whole models before and after `onepass.patch`: time, peak memory and graph breaks of a step, eager and by torch.compile.
 
-Run it with `python -m benchmarks.models --device cuda --out results/models-h200.jsonl`; it needs transformers, and diffusers for the
-diffusion models. `--device cpu --small --backend aot_eager` tries it on every model's small twin.
+Run it with `python -m benchmarks.models --device cuda --out results/models-h200.jsonl`. It needs transformers, and diffusers
+for the diffusion models. `--device cpu --small --backend aot_eager` tries it on a small version of every model.
 
-Weights are random, the same before and after, in bfloat16. Models with convolutions are channels-last before, too, with channels-last
-inputs, so that the difference is that of the norms. A training step is a forward and a backward, without an optimizer.
+Weights are random and in bfloat16, the same before and after. Models with convolutions are channels-last before, too, with
+channels-last inputs, so that only the norms differ. A training step is a forward and a backward, without an optimizer.
 
-A patched model's results (outputs; gradients of all parameters) are held against the model in float32: of each, the relative error may be
-twice that of the model before plus one rounding (`variant.excess`), else there is no time.
+The results of a patched model (outputs, and gradients of all parameters) are compared with the model in float32. The
+relative error of each may be twice that of the unpatched model plus one rounding (`model_variant.error_ratio`). Otherwise no
+time is reported.
 
-Each variant of a model has a process of its own. All get ready at the same time, since compiling takes minutes; then they are measured
-model by model, before and after in turn, while the others wait.
+Each variant of a model has its own process. All prepare at the same time, since compiling takes minutes. Then the models are
+measured one by one, before and after in turn, while the other processes wait.
 """
 
 from __future__ import annotations
@@ -33,28 +34,28 @@ from onepass.bench import record, timing
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
 
-from .model_variant import COMPILE, EAGER, MODES, Room, Variant, excess, total
+from .model_variant import COMPILE, EAGER, MODES, SharedMemory, Variant, error_ratio, total_error
 from .model_zoo import ENTRIES, Entry
 
 BEFORE, AFTER = "before", "after"
 PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
-ROUNDS = 4  # of before and after in turn
-PATIENCE = 60  # seconds for one measurement
-ROOM = 80  # GB for what all models do while they get ready: an H200 has 141, and parameters and contexts take 45
+ROUNDS = 4  # in each, before and after take a turn
+PATIENCE = 60  # the most seconds of one measurement
+MEMORY = 80  # GB that models share while they prepare: an H200 has 141, and parameters and contexts take 45
 _processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
 
 
 class Failed(Exception):
-    """Why there is no answer."""
+    """A process gave no answer, for this reason."""
 
 
-class Child:
-    """A variant in a process of its own, which says what it says in a file."""
+class VariantProcess:
+    """A variant in its own process, whose output goes to a file."""
 
-    def __init__(self, args: argparse.Namespace, entry: Entry, patched: bool, folder: Path, room: Room) -> None:
+    def __init__(self, args: argparse.Namespace, entry: Entry, patched: bool, folder: Path, memory: SharedMemory) -> None:
         self._answers, theirs = _processes.Pipe()
         log = folder / f"{entry.name}-{AFTER if patched else BEFORE}.log"
-        about = entry.name, patched, args.small, args.device, args.backend, room
+        about = entry.name, patched, args.small, args.device, args.backend, memory
         self._process = _processes.Process(target=_serve, args=(theirs, log, *about))
         self._process.start()
         theirs.close()
@@ -62,11 +63,11 @@ class Child:
 
     def ask(self, method: str, *args: Any) -> None:
         if not self._dead:
-            with suppress(OSError):  # the answer will say why
+            with suppress(OSError):  # `answer` reports it
                 self._answers.send((method, args))
 
     def answer(self, end: float) -> Any:
-        """What `ask` asked for. A process that is late, or that is no more, gives no other answer either."""
+        """The answer to `ask`. A process that is late or dead is ended, and gives no further answers."""
         if self._dead:
             raise Failed(self._dead)
         try:
@@ -87,7 +88,7 @@ class Child:
         return self.answer(time.monotonic() + PATIENCE)
 
     def end(self, why: str = "ended") -> None:
-        """The process with its own: inductor has workers."""
+        """End the process and its children: inductor starts workers."""
         self._dead = self._dead or why
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -115,25 +116,28 @@ def _serve(asked: Connection, log: Path, name: str, patched: bool, *args: Any) -
             asked.send((f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')[:300]}", None))
 
 
-def measure(entry: Entry, mode: str, variants: Sequence[Any], ready: Sequence[Record | str], lost: Record, seconds: float) -> list[Record]:
-    """The records of a mode, before and after; with an `error` and no time where there is one, or where the patched model is wrong.
+def measure(
+    entry: Entry, mode: str, variants: Sequence[Any], ready: Sequence[Record | str], origin: Record, seconds: float
+) -> list[Record]:
+    """The records of a mode, before and after. A record of a variant that failed or is wrong has an `error` and no time.
 
-    `ready` is what the variants, anything with a `call`, said of themselves, or why they did not; `lost` stands in for that.
+    `variants` is anything with a method `call`. `ready` is what each variant said of itself, or why it said nothing. Then
+    `origin` fills the fields.
     """
     layout = "channels_last" if entry.channels_last else "contiguous"
-    about = {"row": entry.name, "dtype": "bfloat16", "layout": layout, "training": entry.training, "error": "", **lost}
+    about = {"row": entry.name, "dtype": "bfloat16", "layout": layout, "training": entry.training, "error": "", **origin}
     said = [{"error": found} if isinstance(found, str) else found for found in ready]
     records: list[Record] = [about | {"provider": name} | found for name, found in zip(PROVIDERS[mode], said)]
     before, after = (found.pop("errors", None) for found in records)
     if before and after:
-        ratio, worst = excess(before, after)
+        ratio, worst = error_ratio(before, after)
         for found, errors in zip(records, (before, after)):
-            found["relative_error"] = total(errors)
+            found["relative_error"] = total_error(errors)
         records[1] |= {"of_allowed": ratio, "worst": worst}
         if not ratio <= 1:
-            records[1]["error"] = f"wrong: the error of {worst} is {ratio:.3g} of what is allowed"
+            records[1]["error"] = f"wrong: the error of {worst} is {ratio:.3g} of the allowed error"
     elif after:
-        records[1]["error"] = "there is nothing to hold it against"
+        records[1]["error"] = "the model before gave no results to compare with"
     runs = [(found, variant) for found, variant in zip(records, variants) if not found["error"]]
     taken: list[tuple[list[float], list[float]]] = [([], []) for _ in runs]
     try:
@@ -164,60 +168,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--small", action="store_true", help="the small twins")
+    parser.add_argument("--small", action="store_true", help="run the small models")
     parser.add_argument("--only", action="append", choices=[entry.name for entry in ENTRIES], help="only this model; may be repeated")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--backend", default="inductor", help="of torch.compile (inductor)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long each variant is timed (1)")
-    parser.add_argument("--limit", type=float, default=120, help="seconds in which all models are to run (120)")
-    parser.add_argument("--compile-limit", type=float, default=300, help="seconds in which all models are to be compiled (300)")
-    parser.add_argument("--out", type=Path, help="keep the results in this file, one JSON object a line, in the place of older ones")
-    parser.add_argument("--logs", type=Path, help="keep what the processes say in this folder")
+    parser.add_argument("--backend", default="inductor", help="the backend of torch.compile (inductor)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds of timing for each variant (1)")
+    parser.add_argument("--limit", type=float, default=120, help="the most seconds for the first run of all models (120)")
+    parser.add_argument("--compile-limit", type=float, default=300, help="the most seconds to compile all models (300)")
+    parser.add_argument("--out", type=Path, help="write the results to this file, one JSON object per line; they replace older ones")
+    parser.add_argument("--logs", type=Path, help="write the output of the processes to this folder")
     args = parser.parse_args(argv)
     entries = [entry for entry in ENTRIES if args.only is None or entry.name in args.only]
     with tempfile.TemporaryDirectory(prefix="onepass-models-") as scratch:
         folder = args.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        room = Room(ROOM)
-        children = {entry: [Child(args, entry, patched, folder, room) for patched in (False, True)] for entry in entries}
+        memory = SharedMemory(MEMORY)
+        children = {entry: [VariantProcess(args, entry, patched, folder, memory) for patched in (False, True)] for entry in entries}
         try:
             results = _run(args, children)
         finally:
             for child in chain(*children.values()):
                 child.end()
     print(f"\n{table([_HEAD, *map(_line, results)])}")
-    print("ms: median of whole steps (quartiles), GPU ms: of its kernels alone; peak: with the parameters; error: of what is allowed")
+    print("ms: median of whole steps (quartiles); GPU ms: kernels only; peak: includes parameters; error: fraction of the allowed error")
     failed = [found for found in results if "error" in found]
     for found in failed:
         print(f"FAILED {found['row']} {found['provider']}: {found['error']}")
     return 1 if failed else 0
 
 
-def _run(args: argparse.Namespace, children: dict[Entry, list[Child]]) -> list[Record]:
+def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]]) -> list[Record]:
     results: list[Record] = []
-    lost = record.origin(args.device) | {"small": args.small}
+    origin = record.origin(args.device) | {"small": args.small}
     for mode in args.modes:
         start = time.monotonic()
         for child in chain(*children.values()):
             child.ask("ready", mode)
         end = start + (args.compile_limit if mode == COMPILE else args.limit)
         ready = {entry: [_answer(child, end) for child in pair] for entry, pair in children.items()}
-        print(f"{mode}: all are ready, or late, after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+        print(f"{mode}: all variants are ready or late after {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
         for entry, pair in progress(children.items(), len(children), lambda item: item[0].name, log=True):
-            found = measure(entry, mode, pair, ready[entry], lost, args.seconds)
+            found = measure(entry, mode, pair, ready[entry], origin, args.seconds)
             results += found
-            if args.out:  # after every model: a run that is cut short keeps what it has
+            if args.out:  # after every model, so that an interrupted run keeps its results
                 record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], found))
-    for found in results:  # last: a profiler stays, and slows the host down
+    for found in results:  # last, since the profiler slows the host down from then on
         child = children[next(entry for entry in children if entry.name == found["row"])][not found["provider"].endswith(BEFORE)]
         if "error" not in found:
-            found["gpu_ms"] = child.call("busy", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)
+            found["gpu_ms"] = child.call("gpu_milliseconds", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)
     if args.out:
         record.write(args.out, record.merge(record.read(args.out), results))
     return results
 
 
-def _answer(child: Child, end: float) -> Record | str:
+def _answer(child: VariantProcess, end: float) -> Record | str:
     try:
         return child.answer(end)
     except Failed as why:
@@ -255,5 +259,5 @@ def _line(found: Record) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the processes end with this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the other processes end, too
     sys.exit(main())

@@ -1,4 +1,7 @@
-"""Compiles the kernels of drawn problems before their first run, in processes that need no GPU: Triton's cache on disk hands them over."""
+"""Compiles the kernels of random problems before their first run.
+
+The processes that compile need no GPU. Triton's cache on disk passes the kernels on.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +24,21 @@ from onepass.planning.options import CannotForce, Options
 from . import stress_problems
 from .stress_problems import Problem
 
-Families = Sequence[str | None]  # None: the planner's own choice
+Families = Sequence[str | None]  # None: the family that the planner chooses
 
 
 @dataclass(frozen=True)
 class Job:
-    """One compilation, as another process finds it again: a kernel of JIT functions does not travel."""
+    """One compilation. Another process finds the kernel by these numbers, since a JIT function cannot be pickled."""
 
     seed: int
     index: int
     family: str | None
-    at: int
+    number: int  # of the kernel, in the order of `sources`
 
 
 def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
-    """The kernels of a problem by a family, in order; none where it cannot, or has none."""
+    """The kernels with which a family runs a problem, in order. Empty if it cannot run it or has no kernels."""
     bound = problem_of(Row(problem.case, problem.dtype))
     try:
         chosen = plan(bound, device, FORWARD, Options(family))
@@ -50,25 +53,31 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     return [kernel.source() for kernel in (*found, *settled)]
 
 
-def needs(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
-    """The kernels of a problem, each with its compilation."""
+def kernels_of(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
+    """The kernels of a problem on all families, each with the job that compiles it."""
     problem = stress_problems.draw(seed, index)
     return {repr(source): Job(seed, index, family, at) for family in families for at, source in enumerate(sources(problem, device, family))}
 
 
-def admit(known: set[str], needed: dict[str, Job], most: int) -> list[Job] | None:
-    """What must be compiled for a problem that leaves it at `most` kernels in all, which are then known; None for another."""
+def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[Job] | None:
+    """The jobs of kernels that are not known yet, which become known.
+
+    None if that makes more than `max_kernels` kernels.
+    """
     jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
-    if len(known) + len(jobs) > most:
+    if len(known) + len(jobs) > max_kernels:
         return None
     known.update(jobs)
     return list(jobs.values())
 
 
 def prepare(
-    seed: int, wanted: int, device: Device, families: Families, most: int, target: Any, workers: int = 14, seconds: float = 120
+    seed: int, wanted: int, device: Device, families: Families, max_kernels: int, target: Any, workers: int = 14, seconds: float = 120
 ) -> tuple[list[Problem], str]:
-    """So many problems with their kernels compiled, as far as that took no longer than `seconds`; and how it went, in words."""
+    """`wanted` problems that need at most `max_kernels` kernels in all, and a sentence about the compilation.
+
+    After `seconds`, kernels that are not compiled yet are left for the first run.
+    """
     problems: list[Problem] = []
     known: set[str] = set()
     compiled: list[Future[None]] = []
@@ -77,8 +86,8 @@ def prepare(
     while len(problems) < wanted and looked < 20 * wanted:
         batch = range(looked, looked + wanted - len(problems))
         looked = batch.stop
-        for index, needed in zip(batch, pool.map(partial(needs, seed, device, families), batch, chunksize=20)):
-            jobs = admit(known, needed, most)
+        for index, needed in zip(batch, pool.map(partial(kernels_of, seed, device, families), batch, chunksize=20)):
+            jobs = new_jobs(known, needed, max_kernels)
             if jobs is not None:
                 problems.append(stress_problems.draw(seed, index))
                 compiled += [pool.submit(_compile, job, device, target) for job in jobs]
@@ -90,12 +99,12 @@ def prepare(
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:
-    build(sources(stress_problems.draw(job.seed, job.index), device, job.family)[job.at], target)
+    build(sources(stress_problems.draw(job.seed, job.index), device, job.family)[job.number], target)
 
 
 def build(source: Any, target: Any) -> None:
     """Compile a kernel, and the C code that launches it, into Triton's cache on disk."""
     kernel = source.compile(target)
-    if torch.cuda.is_available():  # Triton 3.6 compiles a launcher in C for each kernel, half a second, and keeps that on disk too
+    if torch.cuda.is_available():  # Triton 3.6 compiles a C launcher for each kernel in half a second, and caches it on disk too
         driver: Any = triton.runtime.driver.active
         driver.launcher_cls(kernel.src, kernel.metadata)

@@ -26,10 +26,10 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MOST = 1 << 14  # elements of nearly all problems; one in fifty has up to 16 times as many
+MAX_ELEMENTS = 1 << 14  # of nearly all problems; one in fifty has up to 16 times as many
 THREADS = (1, 3)
 
-# Lengths at which the C sources begin another block, strip, pack, part or piece: their constants. A third of the problems lie near one.
+# Lengths at which the C sources begin another block, pack, part or piece. A third of the problems are near one.
 EDGES = (1, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17)
 
 
@@ -54,7 +54,7 @@ def draw(seed: int, index: int) -> Drawn:
 
     op = rng.choice(tuple(calls.OPS))
     rows = op in ("layer_norm", "rms_norm")
-    most = MOST if maybe(0.98) else 16 * MOST
+    most = MAX_ELEMENTS if maybe(0.98) else 16 * MAX_ELEMENTS
     dims = rng.randint(2, 4) if rows else rng.randint(3, 5) if op == "layer_norm2d" else rng.randint(2, 5)
     edge = maybe(0.35)
     shape = _near_an_edge(rng, dims, most) if edge else _shape(rng, dims, most)
@@ -65,10 +65,10 @@ def draw(seed: int, index: int) -> Drawn:
         channel_dim = 2 if last else 1
     if not edge and maybe(0.3):  # narrow or wide
         shape = tuple(rng.choice((1, 3, 17)) if i == channel_dim else n for i, n in enumerate(shape))
-    elif edge and not rows and maybe(0.4):  # one channel, as long as all of them were
+    elif edge and not rows and maybe(0.4):  # one channel, as long as all channels together
         shape = (shape[0] * shape[channel_dim], *(1 if i == channel_dim else n for i, n in enumerate(shape) if i))
     groups = rng.choice([g for g in range(1, shape[channel_dim] + 1) if shape[channel_dim] % g == 0]) if op == "group_norm" else 1
-    one_value = prod(shape) == shape[channel_dim]  # of each channel: it has no variance
+    one_value = prod(shape) == shape[channel_dim]  # each channel has one value, and no variance
     tracks = op in ("instance_norm", "batch_norm", "switchable_norm")
     evaluate = tracks and (one_value or maybe(0.6 if edge else 0.25))
     running = tracks and maybe(0.4)
@@ -101,7 +101,7 @@ def draw(seed: int, index: int) -> Drawn:
 
 
 def _shape(rng: Random, dims: int, most: int) -> tuple[int, ...]:
-    """Sizes that are spread evenly by their logarithm, and together at most `most`."""
+    """Sizes that are uniform in their logarithm, with a product of at most `most`."""
     shape, left = [], float(most)
     for i in range(dims):
         n = max(2, round(left ** (rng.random() * 1.6 / (dims - i)))) if left > 2 else 2
@@ -112,9 +112,9 @@ def _shape(rng: Random, dims: int, most: int) -> tuple[int, ...]:
 
 
 def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
-    """One long dimension, which is near a constant of the C sources or between two, beside short ones: one row, one channel, one set."""
+    """One long dimension beside short ones. Its length is near one of EDGES, or between two."""
     edges = bisect.bisect(EDGES, most)
-    at = max(rng.randrange(edges), rng.randrange(edges))  # rather a long one
+    at = max(rng.randrange(edges), rng.randrange(edges))  # prefer long ones
     n = EDGES[at] + rng.choice((-1, 0, 1)) if at == 0 or rng.random() < 0.5 else rng.randint(EDGES[at - 1] + 1, EDGES[at])
     n = max(n, 1)
     shape, left = [n], most // n
@@ -126,12 +126,12 @@ def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
 
 
 def run(problem: Drawn, family: str, index: int) -> str:
-    """What is wrong with a problem by a family, or ""; "-" where the family, or torch, refuses it."""
+    """What is wrong when a family runs a problem, or "". "-" means that the family or torch refuses it."""
     operands = tensors.make(problem.case, problem.dtype, seed=index)
     dy = tensors.make_dy(operands, index)
     try:
         exact = oracle.exact(problem.case, operands, dy)
-    except (RuntimeError, ValueError):  # torch refuses it, as we do: a set of one value, for example
+    except (RuntimeError, ValueError):  # torch refuses it, for example a set of one value
         return "-"
     outcomes = []
     for threads in THREADS:
@@ -144,7 +144,7 @@ def run(problem: Drawn, family: str, index: int) -> str:
     worst = oracle.worst(outcomes[0], exact.value, exact.allowed)
     errors = dict(zip(Outcome._fields, worst.parts))
     wrong = [f"{name} {error:.3g} of the budget" for name, error in errors.items() if error is not None and not error <= 1]
-    if wrong:  # the budget is of first order: where a weight is near zero and y was saved, the definition exceeds it, too
+    if wrong:  # the budget is of first order: with save="y" and a weight near zero, the definition exceeds it, too
         with force("reference"):
             least = oracle.worst(oracle.evaluate(problem.case, operands, dy), exact.value, exact.allowed)
         wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst.parts, least.parts) if ours and theirs) else []
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, help="one index")
     parser.add_argument("--family", default="c")
     options = parser.parse_args(arguments)
-    c_problem.share_from(0)  # small problems on several threads, too
+    c_problem.share_from(0)  # run small problems on several threads, too
     indices = range(options.start, options.start + options.count) if options.only is None else [options.only]
     ran, failed, started = 0, 0, time.perf_counter()
     for index in indices:

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/measured.md and README.md from results/: `python -m benchmarks.report [--models] [--check]`."""
+"""Writes the tables of docs/measured.md and README.md from the files in results/."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", action="store_true", help="the table of whole models instead")
     parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
     parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
-    parser.add_argument("--check", action="store_true", help="only say whether the table is that of the results")
+    parser.add_argument("--check", action="store_true", help="only check that the table agrees with the results")
     args = parser.parse_args(argv)
     try:
         return run(args)

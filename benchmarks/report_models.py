@@ -1,4 +1,7 @@
-"""The table of whole models in README.md, made from the records of `bench.models`. Every model by every variant, or none."""
+"""The table of whole models in README.md, made from the records of `benchmarks.models`.
+
+Every model needs every variant.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def updated(text: str, records: Sequence[Record], entries: Sequence[Entry] = ENT
 
 
 def table(records: Sequence[Record], entries: Sequence[Entry] = ENTRIES) -> str:
-    """In Markdown, with what failed below it."""
+    """The table in Markdown, above the list of failures."""
     by_key = {(record["row"], record["provider"]): record for record in records}
     missing = [f"{entry.name} {variant}" for entry in entries for variant in VARIANTS if (entry.name, variant) not in by_key]
     if missing:
@@ -32,7 +35,7 @@ def table(records: Sequence[Record], entries: Sequence[Entry] = ENTRIES) -> str:
     if len({record["name"] for record in flat}) > 1:
         raise ValueError(f"the results are of several machines: {all_of(flat, 'name')}")
     if any(record.get("small") for record in flat):
-        raise ValueError("the results are of small twins, which nobody has")
+        raise ValueError("these are results of the small models, which only tests use")
     lines = [HEAD, ["---"] * len(HEAD), *(_line(entry, found) for entry, found in used.items())]
     failed = [f"- {record['row']}, {record['provider']}: {record['error']}" for record in flat if "error" in record]
     return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", _summary(flat, used), *([""] if failed else []), *failed])
@@ -45,11 +48,11 @@ def _summary(flat: Sequence[Record], used: dict[Entry, dict[str, Record]]) -> st
     more = [name for name, breaks in added.items() if breaks]
     breaks = f"none in {list(added.values()).count(0)} of {len(added)} models" + (f", some in {', '.join(more)}" if more else "")
     about = f"{all_of(flat, 'name')}, {versions}, {libraries}, {all_of(flat, 'date')}"
-    return f"{about}. Milliseconds, medians; in brackets those in which the GPU works. Graph breaks added: {breaks}."
+    return f"{about}. Median milliseconds, GPU time in brackets. Graph breaks added: {breaks}."
 
 
 def _added(before: Record, after: Record) -> int | None:
-    """How many more graph breaks there are, if both were compiled."""
+    """The number of graph breaks that patching adds, or None if one of the two was not compiled."""
     was, now = (record.get("graph_breaks") for record in (before, after))
     return None if was is None or now is None else max(0, now - was)
 

@@ -1,4 +1,7 @@
-"""The tables of docs/measured.md, made from the records of `onepass bench`. Every row by every provider, or none."""
+"""The tables of docs/measured.md, made from the records of `onepass bench`.
+
+Every row needs a record of every provider.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ PEERS = [name for name in PROVIDERS if name != OURS]
 
 
 def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, backward: Sequence[Row] = BACKWARD_SUITE) -> str:
-    """The text with each table between its marks. Where the backward's are not, it has no such table."""
+    """The text with each table between its marks. The marks of the backward table may be missing."""
     text = between(text, BEGIN, END, table(records, suite))
     if BACKWARD_BEGIN in text or BACKWARD_END in text:
         text = between(text, BACKWARD_BEGIN, BACKWARD_END, table(records, backward))
@@ -22,7 +25,7 @@ def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, 
 
 
 def between(text: str, begin: str, end: str, table: str) -> str:
-    """The text with a table between two marks, in the place of what was there."""
+    """Replace what is between two marks by a table."""
     before, begun, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
@@ -31,7 +34,7 @@ def between(text: str, begin: str, end: str, table: str) -> str:
 
 
 def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
-    """In Markdown, with where the numbers came from above it and what failed below."""
+    """The table in Markdown, below the origin of the numbers and above the list of failures."""
     by_key = {(record["row"], record["provider"]): record for record in records}
     missing = [f"{row.name} by {provider}" for row in suite for provider in PROVIDERS if (row.name, provider) not in by_key]
     if missing:
@@ -83,7 +86,7 @@ def _ours(row: Row, record: Record) -> str:
 
 
 def _faster(peer: Record, ours: Record) -> bool:
-    """A peer without a time never is; where we have none, every other is."""
+    """A peer without a time is never faster. If onepass has no time, every other peer is."""
     return "us" in peer and peer["us"] < ours.get("us", float("inf"))
 
 

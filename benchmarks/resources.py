@@ -1,6 +1,6 @@
-"""What the kernels of the suite take on each GPU, compiled ahead of time: registers, spills and shared memory. Needs Triton, but no GPU.
+"""Registers, spills and shared memory of the kernels of the suites on each GPU, compiled ahead of time. Needs Triton, but no GPU.
 
-Run it with `python -m benchmarks.resources`, which writes results/resources.jsonl.
+`python -m benchmarks.resources` writes results/resources.jsonl.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ TARGETS = {
     "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20)),
 }
 
-BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # one of each kind: the other two are left out to save time
+BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # without sm_100 and gfx1100, to save time
 
 
 class Resources(NamedTuple):
     target: str
     kernel: str
-    row: str  # the first of the suite's that runs it
+    row: str  # the first row of the suite that runs it
     registers: int
-    spilled: int  # bytes, or registers on AMD
+    spilled: int  # bytes on NVIDIA, registers on AMD
     shared: int  # bytes
 
 
 def rows() -> list[Row]:
-    """Of the suites, one for each kind of problem and each way to run it: compilers take their time."""
+    """One row of the suites for each kind of problem and each way to run it, since compiling takes long."""
     kinds: dict[tuple[Any, ...], Row] = {}
     for row in (*SUITE, *BACKWARD_SUITE):
         case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
@@ -65,7 +65,7 @@ def rows() -> list[Row]:
 
 @cache
 def sources(target: str) -> dict[Source, tuple[str, str]]:
-    """Every kernel that the planner picks for the suites on a target, what it is, and a row that runs it."""
+    """Every kernel that the planner chooses for the suites on a target, with its description and a row that runs it."""
     found: dict[Source, tuple[str, str]] = {}
     for row in rows():
         problem = problem_of(row)
@@ -107,7 +107,7 @@ def _amd(assembly: str) -> tuple[int, int]:
 
 
 def measure(workers: int = 2) -> Iterator[Resources]:
-    """Compile everything; the slow part is the compilers'.
+    """Compile all kernels, and measure what they take.
 
     Example: `all(resources.spilled == 0 for resources in measure())`
     """

@@ -1,8 +1,9 @@
-"""Delays one hand-over of the ring at a time, and counts wrong elements: with the fence and without, on one stream and on four.
+"""Delays one hand-over of the ring family at a time, and counts wrong elements: with the fence and without, on one stream and on four.
 
-`python -m benchmarks.ring_stress --seconds 240 --out results/ring-stress-h200.jsonl`, on a Hopper. A ring of few slots is refilled at
-once, so an order that is missing shows. On four streams, two replay graphs and two run eagerly. "early" is a planted fault, which must
-show: it proves that others would. A launch that does not end within a minute ends the process with 3.
+A hand-over is one place where a group of warps waits for another. `python -m benchmarks.ring_stress --seconds 240 --out
+results/ring-stress-h200.jsonl` runs on a Hopper GPU. The ring has few slots and refills them at once, so that a missing order
+shows. Of four streams, two replay graphs and two run eagerly. "early" is a planted fault, which must show: it proves that
+other faults would. A launch that takes longer than a minute ends the process with status 3.
 """
 
 from __future__ import annotations
@@ -37,53 +38,56 @@ from onepass.planning.choose import plan
 from onepass.planning.options import Options
 from onepass.verify.cases import Case
 
+from .background import bits
 from .precompile import build
-from .stress import Watch, bits
+from .watchdog import LONGEST, Watchdog
 
-HANDOVERS = {  # what is late, by group of warps
+HANDOVERS = {  # the group of warps and what it does late
     "": "nothing",
-    "load copy": "the copy into a slot that is empty",
-    "reduce block": "loading a block that is full",
+    "load copy": "copying into an empty slot",
+    "reduce block": "loading a full block",
     "reduce crowd": "the same loads, already issued, behind others in the shared-memory pipe",
-    "reduce release": "letting go of a block that comes again",
+    "reduce release": "releasing a block that is read again later",
     "reduce moments": "storing the moments of columns",
     "publish moments": "loading the moments of columns",
     "publish parts": "storing a member's moments",
-    "publish count": "counting a member whose moments are stored",
-    "combine lines": "storing gain and term where lines are free",
-    "combine count": "looking at the counter",
-    "combine parts": "loading the members' moments once all are counted",
+    "publish count": "counting a member after its moments are stored",
+    "combine lines": "storing gain and term in free lines",
+    "combine count": "reading the counter",
+    "combine parts": "loading the moments of all members after the last is counted",
     "combine known": "storing mean and rstd",
-    "combine leave": "counting a member that has read the moments",
+    "combine leave": "counting a member after it has read the moments",
     "combine reset": "resetting the counter",
     "apply lines": "loading mean, rstd, gain and term",
     "apply block": "loading a block",
     "apply crowd": "the same loads, already issued, behind others in the shared-memory pipe",
-    "apply release": "letting go of a block",
-    "apply used": "letting go of the lines",
+    "apply release": "releasing a block",
+    "apply used": "releasing the lines",
 }
 
-# Between the loads from a slot and the copy that refills it: in the group that copies (production), in those that load, or nowhere.
-# "early" is a planted fault: the slot is released before it is read.
+# Where the fence is, between the loads from a slot and the copy that refills it. In production it is in the group that
+# copies. "early" is a planted fault: the slot is released before it is read.
 FENCES = ("load", "readers", "none", "early")
-INPUTS = 3  # of a shape, in turn: what is left of the last launch is not what the next one needs
-REPEATS = 4  # times all inputs, in one graph
-BATCH = 6  # launches of a lane before the next one's turn
-LONGEST = 60.0  # seconds until a launch counts as hung
+INPUTS = 3  # of a shape, used in turn: the leftovers of a launch are wrong for the next one
+REPEATS = 4  # of all inputs, in one graph
+BATCH = 6  # launches of a lane before the next lane takes its turn
 DEVICE = "cuda"
-CLOSE = 2.0**-8  # the delayed kernel is compiled anew, so its first output may differ from production by a rounding
+CLOSE = 2.0**-8  # the delayed kernel is compiled separately, so it may round differently from production
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A channels-last GroupNorm with SiLU, and how the ring is cut: 32 programs, so that four launches fit beside each other."""
+    """A channels-last GroupNorm with SiLU, and the schedule of the ring.
+
+    With 32 programs, four launches run at the same time.
+    """
 
     shape: tuple[int, int, int, int]
     groups: int
     members: int
     slots: int
-    keep: int = 0  # blocks that stay, where not all do
-    back: int = 0  # slots for the others
+    keep: int = 0  # blocks that stay in shared memory, if not all do
+    back: int = 0  # slots for the blocks that are read again
     statistics: bool = False
     programs: int = 32
 
@@ -98,7 +102,7 @@ SHAPES = {
 
 
 class Cell(NamedTuple):
-    """A line and a column of the table."""
+    """One cell of the table: a hand-over that is late, a fence, and a number of streams."""
 
     handover: str
     fence: str
@@ -113,7 +117,7 @@ class Cell(NamedTuple):
 
 
 def cells(handovers: Sequence[str], fences: Sequence[str]) -> list[Cell]:
-    """Those that concern a slot come first, with every fence; the fence of the readers is left out of the others."""
+    """The cells in order. Hand-overs of slots come first, with every fence; the others skip the fence "readers"."""
     found = [Cell("apply block", "early", 1)] if "early" in fences else []
     named = [handover for handover in HANDOVERS if handover in handovers]
     for handover in sorted(named, key=lambda handover: not _of_a_slot(handover)):
@@ -128,7 +132,7 @@ def _of_a_slot(handover: str) -> bool:
 
 
 def shapes_of(cell: Cell) -> list[str]:
-    """Reduce lets go of blocks only where they come again."""
+    """The shapes on which a cell runs. The reduce group releases blocks only if they are read again."""
     return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
 
 
@@ -155,7 +159,7 @@ def _build(name: str, stress: str | None, device: Device, target: Any) -> None:
 
 
 def prepare(wanted: Sequence[tuple[str, str | None]], device: Device, target: Any, workers: int, seconds: float) -> str:
-    """Compile in processes of their own, as far as that takes no longer than `seconds`; how it went, in words."""
+    """Compile in other processes for at most `seconds`. Returns a sentence about it."""
     start = time.monotonic()
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
     futures = [pool.submit(_build, name, stress, device, target) for name, stress in wanted]
@@ -170,7 +174,7 @@ Launch = Callable[[Tensor], list[Tensor]]
 
 
 class Images:
-    """The inputs of a shape, and what production makes of each, alone on the GPU."""
+    """The inputs of a shape, and the outputs of the production kernel when it runs alone on the GPU."""
 
     def __init__(self, name: str, device: Device) -> None:
         self.name, self.shape, self.device = name, SHAPES[name], device
@@ -197,7 +201,7 @@ class Images:
         return launch
 
     def references(self, launch: Launch) -> list[list[Tensor]]:
-        """What a kernel gives alone, bit for bit, where it is as production up to a rounding; else what production gives."""
+        """What a kernel gives alone, if that agrees with production up to rounding; otherwise what production gives."""
         firsts = [launch(x) for x in self.inputs]
         return [
             first if all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(first, right)) else right
@@ -206,7 +210,10 @@ class Images:
 
 
 class Lane:
-    """A stream that launches on the inputs in turn and counts what differs. Nothing waits for it until `counts` is asked for."""
+    """A stream that launches on the inputs in turn and counts differences.
+
+    Nothing waits for it until `counts` is called.
+    """
 
     def __init__(self, launch: Launch, inputs: list[Tensor], references: list[list[Tensor]], captured: bool) -> None:
         self.launch, self.pairs, self.stream = launch, list(zip(inputs, references)), torch.cuda.Stream()
@@ -215,13 +222,13 @@ class Lane:
         self._where = torch.zeros_like(inputs[0], dtype=torch.bool)
         torch.cuda.synchronize()
         if captured:
-            with torch.cuda.stream(self.stream):  # counters of captured launches are made outside of a capture
+            with torch.cuda.stream(self.stream):  # counters of captured launches must exist before the capture
                 self._run(1)
                 for count in (self._elements, self._wrong, self._where):
-                    count.zero_()  # that launch is not one of those that are counted
+                    count.zero_()  # do not count that launch
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(torch.cuda.Stream()):  # another one than replays it; `torch.cuda.graph` would collect garbage each time
+            with torch.cuda.stream(torch.cuda.Stream()):  # not the one that replays; `torch.cuda.graph` would collect garbage
                 self.graph.capture_begin()
                 self._run(REPEATS * len(self.pairs))
                 self.graph.capture_end()
@@ -245,19 +252,19 @@ class Lane:
                 self.launches += REPEATS * len(self.pairs)
 
     def counts(self) -> tuple[int, int, int]:
-        """Launches, how many of them were wrong, and how many elements."""
+        """The number of launches, of wrong launches, and of wrong elements."""
         return self.launches, int(self._wrong.item()), int(self._elements.item())
 
     def pattern(self) -> str:
-        """Which elements of y were ever wrong: a row is one position with all its channels."""
+        """Which elements of y were wrong in any launch. A row is one position with all its channels."""
         rows = self._where.movedim(1, -1).flatten(0, -2).sum(1)
         widths = sorted(set(rows[rows > 0].tolist()))
         return f"{int((rows > 0).sum())} rows, {', '.join(map(str, widths[:8]))} columns of each" if widths else ""
 
 
 def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
-    """One cell on one shape."""
-    forward._COUNTERS[RING] = Counters()  # a full pool for captured launches
+    """Run one cell on one shape."""
+    forward._COUNTERS[RING] = Counters()  # captured launches need a full pool
     launch = images.launch(cell.stress)
     references = images.references(launch)
     lanes = [Lane(launch, images.inputs, references, captured=i >= 2) for i in range(cell.streams)]
@@ -277,12 +284,12 @@ def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """What was found in a cell, over all shapes."""
+    """The results of a cell on all shapes."""
 
     launches: int = 0
     wrong: int = 0
     elements: int = 0
-    shapes: list[str] = field(default_factory=list)  # in which something was wrong
+    shapes: list[str] = field(default_factory=list)  # those with wrong launches
 
     def add(self, found: dict[str, Any]) -> None:
         self.launches += found["launches"]
@@ -295,7 +302,7 @@ class Tally:
 
 
 def summary(tallies: dict[Cell, Tally]) -> str:
-    """Launches for each hand-over, fence and number of streams, and what was wrong of them."""
+    """A table of launches and wrong launches, for each hand-over, fence and number of streams."""
     columns = sorted({(cell.fence, cell.streams) for cell in tallies})
     head = ["late", *(f"{fence}, {streams}" for fence, streams in columns)]
     lines = [
@@ -306,7 +313,10 @@ def summary(tallies: dict[Cell, Tally]) -> str:
 
 
 def verdict(tallies: dict[Cell, Tally]) -> tuple[str, int]:
-    """In words, and how many cells are not as they must be: right with production's fence, wrong where a fault was planted."""
+    """The verdict in words, and the number of bad cells.
+
+    A cell is bad if it is wrong with the fence of production, or right although a fault was planted.
+    """
     planted = [tally for cell, tally in tallies.items() if cell.fence == "early"]
     blind = sum(not tally.wrong for tally in planted)
     production = sum(tally.wrong > 0 for cell, tally in tallies.items() if cell.fence == "load")
@@ -318,13 +328,13 @@ def verdict(tallies: dict[Cell, Tally]) -> tuple[str, int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ring_stress", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=240, help="for all launches, compilation aside (240)")
-    parser.add_argument("--compile", type=float, default=150, metavar="SECONDS", help="for compilation, at most (150)")
-    parser.add_argument("--workers", type=int, default=14, help="processes that compile (14)")
+    parser.add_argument("--seconds", type=float, default=240, help="for all launches, compilation not counted (240)")
+    parser.add_argument("--compile", type=float, default=150, metavar="SECONDS", help="the most seconds for compilation (150)")
+    parser.add_argument("--workers", type=int, default=14, help="number of processes that compile (14)")
     parser.add_argument("--only", default=",".join(HANDOVERS), help="hand-overs, separated by commas; an empty name delays nothing")
     parser.add_argument("--fences", default=",".join(FENCES), help=f"some of {','.join(FENCES)}")
     parser.add_argument("--shapes", default=",".join(SHAPES), help=f"some of {','.join(SHAPES)}")
-    parser.add_argument("--out", type=Path, help="append a line of JSON for each cell and shape here")
+    parser.add_argument("--out", type=Path, help="append one line of JSON for each cell and shape to this file")
     args = parser.parse_args(arguments)
     for option, known in (("only", HANDOVERS), ("fences", FENCES), ("shapes", SHAPES)):
         unknown = set(getattr(args, option).split(",")) - set(known)
@@ -340,25 +350,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kernels = dict.fromkeys((name, cell.stress) for cell, name in jobs)
     production = [(name, None) for name in dict.fromkeys(name for _, name in jobs)]
     say(prepare([*production, *kernels], device, target, args.workers, args.compile))
-    watch = Watch(say, LONGEST)
+    watchdog = Watchdog(say, LONGEST)
     tallies: dict[Cell, Tally] = {}
-    for found in _all(jobs, device, args.seconds, watch, say):
+    for found in _all(jobs, device, args.seconds, watchdog, say):
         tallies.setdefault(Cell(found["handover"], found["fence"], found["streams"]), Tally()).add(found)
         if args.out:
             record.append(args.out, origin | found)
-    watch.end()
+    watchdog.end()
     words, failures = verdict(tallies)
     say(f"{summary(tallies)}\n{words}")
     return 1 if failures else 0
 
 
 def _all(
-    jobs: Sequence[tuple[Cell, str]], device: Device, seconds: float, watch: Watch, say: Callable[[str], None]
+    jobs: Sequence[tuple[Cell, str]], device: Device, seconds: float, watchdog: Watchdog, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Every cell on its shapes, in a share of the time that is left."""
+    """Run every cell on its shapes. Each gets an equal share of the time that is left."""
     start, made = time.monotonic(), {}
     for done, (cell, name) in enumerate(jobs):
-        watch.begin(f"{cell}, {name}")
+        watchdog.begin(f"{cell}, {name}")
         if name not in made:
             made[name] = Images(name, device)
         left = start + seconds - time.monotonic()

@@ -1,8 +1,8 @@
-"""Thousands of random problems by the families that synchronise programs, beside other work on the same GPU, against fp64.
+"""Thousands of random problems by the families whose programs share sets, beside other work on the same GPU.
 
-`python -m benchmarks.stress --count 10000 --out results/stress-h200.log`. Each problem runs by each family that can and by the planner's
-choice, twice; both times the bits must be the same, and errors within the budget. `--only INDEX` repeats one. A problem that does not end
-within a minute is printed, and ends the process with 3: a hang must not hold the GPU.
+`python -m benchmarks.stress --count 10000 --out results/stress-h200.log` runs each problem by each family that can, and by
+the planner's choice. Each runs twice. Both runs must have the same bits, and errors within the budget of the fp64 oracle.
+`--only INDEX` repeats one problem. A problem that takes longer than a minute is printed and ends the process with status 3.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import argparse
 import math
 import os
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
-from onepass import functional
 from onepass.bench import accuracy, record
 from onepass.bench.terminal import table
 from onepass.core import reference
@@ -38,21 +34,22 @@ from onepass.verify.oracle import Outcome
 from onepass.verify.tensors import Operands
 
 from . import stress_problems
+from .background import BackgroundWork, bits
 from .precompile import Families, prepare
 from .stress_problems import Problem
+from .watchdog import Watchdog
 
-SHARING = ("team", "ring", "whole_set")  # programs of these wait for one another
-deterministic: Any = _deterministic  # a module whose attributes a type checker does not see
-OWN = "planner"
-LONGEST = 60.0  # seconds a problem may take
-EVERY = 500  # problems between lines of progress
+SHARING = ("team", "ring", "whole_set")  # families whose programs wait for one another
+deterministic: Any = _deterministic  # the type checker does not see the attributes of this module
+PLANNER = "planner"
+EVERY = 500  # problems between two lines of progress
 
 
 class Verdict(NamedTuple):
-    """One problem by one family."""
+    """The result of one problem on one family."""
 
-    error: float | None = None  # the largest, as a fraction of the budget; None where it did not run
-    fault: str = ""  # what is wrong beside it
+    error: float | None = None  # the largest error as a fraction of the budget; None if it did not run
+    fault: str = ""  # what else is wrong
     skipped: bool = False
 
     @property
@@ -63,8 +60,8 @@ class Verdict(NamedTuple):
         return self.fault or f"the largest error is {self.error:.3g} of the budget"
 
 
-class Given(NamedTuple):
-    """What a call gave: the parts that a Case knows of, and the statistics if they were asked for."""
+class Returned(NamedTuple):
+    """What a call returned: its outcome, and mean and rstd if it was asked for them."""
 
     outcome: Outcome
     mean: Tensor | None = None
@@ -74,18 +71,18 @@ class Given(NamedTuple):
 def verdicts(
     problem: Problem, device: str, families: Families, seed: int = 0, before: Callable[[], Any] = lambda: None
 ) -> dict[str, Verdict]:
-    """A problem by every family; `before` is called before each run.
+    """Run a problem on every family. `before` is called before each run.
 
     Example: `verdicts(stress_problems.draw(0, 17), "cpu", ["blockwise", None])["blockwise"].ok`
     """
     operands = stress_problems.make(problem, device, seed)
     found: dict[str, Verdict] = {}
-    results: dict[str, Given] = {}
+    results: dict[str, Returned] = {}
     for family in families:
-        name = family or OWN
+        name = family or PLANNER
         try:
             with force(family):
-                first, second = (_given(problem, operands, before) for _ in range(2))
+                first, second = (_run_once(problem, operands, before) for _ in range(2))
         except CannotForce:
             found[name] = Verdict(skipped=True)
         except Exception as error:
@@ -93,14 +90,14 @@ def verdicts(
         else:
             results[name] = first
             found[name] = Verdict(fault="" if _same(first, second) else "two runs gave different bits")
-    errors = accuracy.largest_errors(problem.case, operands, {name: given.outcome for name, given in results.items()})
-    for name, given in results.items():
-        error = errors[name] if given.rstd is None else max(errors[name], _statistics(problem.case, operands, given))
+    errors = accuracy.largest_errors(problem.case, operands, {name: returned.outcome for name, returned in results.items()})
+    for name, returned in results.items():
+        error = errors[name] if returned.rstd is None else max(errors[name], _statistics(problem.case, operands, returned))
         found[name] = found[name]._replace(error=error)
     return found
 
 
-def _given(problem: Problem, operands: Operands, before: Callable[[], Any]) -> Given:
+def _run_once(problem: Problem, operands: Operands, before: Callable[[], Any]) -> Returned:
     statistics: list[Tensor | None] = []
 
     def run(case: Case, t: Operands) -> Output:
@@ -112,134 +109,32 @@ def _given(problem: Problem, operands: Operands, before: Callable[[], Any]) -> G
         return result.output
 
     before()
-    return Given(oracle.evaluate(problem.case, operands, None, run), *statistics)
+    return Returned(oracle.evaluate(problem.case, operands, None, run), *statistics)
 
 
-def _same(first: Given, second: Given) -> bool:
+def _same(first: Returned, second: Returned) -> bool:
     pairs = zip((*first.outcome, first.mean, first.rstd), (*second.outcome, second.mean, second.rstd))
     return all(torch.equal(bits(a), bits(b)) for a, b in pairs if a is not None and b is not None)
 
 
-def bits(t: Tensor) -> Tensor:
-    """As integers, of which NaN equals itself and -0 is not 0."""
-    return t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
+def _statistics(case: Case, operands: Operands, returned: Returned) -> float:
+    """The largest error of mean and rstd, as a fraction of the budget.
 
-
-def _statistics(case: Case, operands: Operands, given: Given) -> float:
-    """The largest error of mean and rstd. The mean may be off by 8·ε times the mean of |x|, rstd by 8·ε·κ of itself, and half an ulp."""
-    assert given.mean is not None and given.rstd is not None
+    The mean may be off by 8·ε times the mean of |x|, and rstd by 8·ε·κ times itself. Both may be off by half an ulp more.
+    """
+    assert returned.mean is not None and returned.rstd is not None
     x, spec = oracle.in_float64(operands).x, replace(calls.spec_of(case), activation="")
     exact, size = reference.forward(spec, x, None, None), reference.forward(spec, x.abs(), None, None)
     assert exact.mean is not None and size.mean is not None
-    plain = 8 * torch.finfo(given.rstd.dtype).eps
+    plain = 8 * torch.finfo(returned.rstd.dtype).eps
     kappa = 1 + exact.mean.abs() * exact.rstd
-    allowed = (plain * size.mean, given.mean, exact.mean), (plain * kappa * exact.rstd, given.rstd, exact.rstd)
+    allowed = (plain * size.mean, returned.mean, exact.mean), (plain * kappa * exact.rstd, returned.rstd, exact.rstd)
     return max(accuracy._ratio(actual, value, off + oracle.half_ulp(value, actual.dtype)) for off, actual, value in allowed)
-
-
-class Busy:
-    """Two more streams of the GPU, each with work queued whenever `keep` returns.
-
-    One has matrix products and copies, the other norms by the families that synchronise programs, eager and in a graph, whose bits must be
-    those of their first run.
-    """
-
-    def __init__(self, families: Families) -> None:
-        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-        self.queues = [
-            (torch.cuda.Stream(), work, deque([torch.cuda.Event(), torch.cuda.Event()], 2)) for work in (self._others(), self._norms)
-        ]
-        inputs = [torch.randn(shape, device="cuda").half().to(memory_format=torch.channels_last) for shape in BACKGROUND]
-        norms = [partial(_background, family, x) for family in families if family for x in inputs]
-        self.norms = [norm for norm in norms if _can(norm)] or [partial(_background, None, x) for x in inputs]
-        self.firsts = [norm() for norm in self.norms]
-        stream = self.queues[1][0]
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            self._eager()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            for _ in range(4):
-                self._eager()
-        torch.cuda.synchronize()
-
-    def keep(self) -> None:
-        for stream, work, events in self.queues:
-            if events[0].query():  # the last batch but one has ended
-                with torch.cuda.stream(stream):
-                    work()
-                    event = torch.cuda.Event()
-                    event.record()
-                events.append(event)
-
-    def check(self) -> str:
-        """What is wrong, or "". Waits for all streams."""
-        torch.cuda.synchronize()
-        wrong = int(self.wrong.item())
-        self.wrong.zero_()
-        return f"{wrong} elements differ from their first run" if wrong else ""
-
-    def _others(self) -> Callable[[], None]:
-        a, big = torch.randn(2048, 2048, device="cuda").half(), torch.zeros(2**24, device="cuda")
-        product, copy = torch.empty_like(a), torch.empty_like(big)
-
-        def work() -> None:
-            for _ in range(12):
-                torch.mm(a, a, out=product)
-                copy.copy_(big)
-
-        return work
-
-    def _norms(self) -> None:
-        self._eager()
-        self.graph.replay()
-
-    def _eager(self) -> None:
-        for norm, first in zip(self.norms, self.firsts):
-            self.wrong.add_((bits(norm()) != bits(first)).sum())
-
-
-BACKGROUND = (2, 320, 64, 64), (1, 96, 61, 67), (4, 1280, 16, 16)
-
-
-def _background(family: str | None, x: Tensor) -> Tensor:
-    with torch.no_grad(), force(family):
-        return functional.group_norm(x, 32, activation="silu")
-
-
-def _can(norm: Callable[[], Tensor]) -> bool:
-    try:
-        norm()
-    except CannotForce:
-        return False
-    return True
-
-
-class Watch:
-    """Ends the process where a problem does not end."""
-
-    def __init__(self, say: Callable[[str], None], longest: float = LONGEST, leave: Callable[[int], Any] = os._exit) -> None:
-        self.say, self.longest, self.leave = say, longest, leave
-        self.name, self.deadline = "", math.inf
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def begin(self, name: str) -> None:
-        self.name, self.deadline = name, time.monotonic() + self.longest
-
-    def end(self) -> None:
-        self.deadline = None
-
-    def _look(self) -> None:
-        while (deadline := self.deadline) is not None:
-            if time.monotonic() > deadline:
-                self.say(f"HANGS: not ended after {self.longest:g} s: {self.name}")
-                return self.leave(3)
-            time.sleep(min(1.0, self.longest / 10))
 
 
 @dataclass
 class Tally:
-    """Of one family."""
+    """The results of one family."""
 
     ran: int = 0
     skipped: int = 0
@@ -257,7 +152,7 @@ class Tally:
 
 @dataclass
 class Run:
-    """All problems, one after the other; what is said of them goes to `say`."""
+    """Runs all problems, one after the other, and reports with `say`."""
 
     families: Families
     device: str
@@ -267,24 +162,24 @@ class Run:
     faults: int = 0
 
     def __call__(self, problems: Sequence[Problem], minutes: float = math.inf) -> int:
-        """How much failed."""
-        watch, start = Watch(self.say), time.monotonic()
-        watch.begin("the norms in the background")
-        busy = Busy(self.families) if self.device.startswith("cuda") else None
-        before = busy.keep if busy else lambda: None
-        self.tallies = {family or OWN: Tally() for family in self.families}
+        """Run the problems. Returns the number of failures."""
+        watchdog, start = Watchdog(self.say), time.monotonic()
+        watchdog.begin("the norms in the background")
+        busy = BackgroundWork(self.families) if self.device.startswith("cuda") else None
+        before = busy.refill if busy else lambda: None
+        self.tallies = {family or PLANNER: Tally() for family in self.families}
         for done, problem in enumerate(problems, 1):
             words = f"{problem.index}: {problem.name}"
-            watch.begin(words)
-            # Of every other problem, what nobody has written is NaN; the others follow each other without the kernels that fill memory.
+            watchdog.begin(words)
+            # For every other problem, torch fills new memory with NaN. The others run without these extra kernels.
             deterministic.fill_uninitialized_memory = problem.index % 2 == 0
             try:
                 found = verdicts(problem, self.device, self.families, self.seed, before)
                 late = time.monotonic() - start > 60 * minutes
                 report = done % EVERY == 0 or done == len(problems) or late
                 wrong = busy.check() if busy and report else ""
-            except RuntimeError as error:  # of a kernel that has ended, or of the GPU
-                self._fail(f"{words}: {error}\nnothing can run after it; CUDA_LAUNCH_BLOCKING=1 and --only may tell by which family")
+            except RuntimeError as error:  # from a kernel that failed, or from the GPU
+                self._fail(f"{words}: {error}\nnothing can run after it; CUDA_LAUNCH_BLOCKING=1 and --only may tell which family failed")
                 break
             for family, verdict in found.items():
                 self.tallies[family].add(problem, verdict)
@@ -297,7 +192,7 @@ class Run:
             if late:
                 self.say(f"stopped after {minutes:g} minutes")
                 break
-        watch.end()
+        watchdog.end()
         return self.faults
 
     def _fail(self, words: str) -> None:
@@ -314,11 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=10000, help="problems (10000)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="INDEX", help="this problem, and no other")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many, compilation aside")
-    parser.add_argument("--kernels", type=int, default=150, help="draw no problem that would need more of them in all (150)")
-    parser.add_argument("--device", default="cuda", help="cuda; on the cpu, the formula family instead")
-    parser.add_argument("--out", type=Path, help="write what is printed here, too")
+    parser.add_argument("--only", type=int, metavar="INDEX", help="run this problem only")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many minutes, compilation not counted")
+    parser.add_argument("--kernels", type=int, default=150, help="the most kernels to compile; problems that need more are skipped (150)")
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu to run the blockwise family")
+    parser.add_argument("--out", type=Path, help="also write the output to this file")
     args = parser.parse_args(arguments)
     log = None
     if args.out:
@@ -334,8 +229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     families: Families = [*(name for name in (SHARING if on_cuda else ("blockwise",)) if name in known), None]
     origin = record.origin(args.device)
     say(", ".join(f"{key} {value}" for key, value in origin.items()))
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic mode asks of CUDA
-    torch.use_deterministic_algorithms(True)  # else memory is not filled
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
+    torch.use_deterministic_algorithms(True)  # otherwise torch does not fill memory
     if args.only is not None:
         problems = [stress_problems.draw(args.seed, args.only)]
     elif on_cuda:

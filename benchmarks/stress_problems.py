@@ -1,7 +1,8 @@
-"""Random problems, each from its seed and index alone, whose sets lie across memory: what `stress` runs.
+"""Random problems for `stress`, whose sets are spread across memory. The seed and the index alone determine a problem.
 
-A kernel is compiled for dtypes, operands, divisors of strides and powers of two, and 10000 shapes drawn freely would be thousands of
-kernels. So a problem is of one of a few kinds, and draws what is not compiled in: batch, height, width, groups, and the data.
+A kernel is compiled for dtypes, operands, divisors of strides and powers of two. 10000 shapes drawn freely would need
+thousands of kernels. So every problem has one of a few kinds, which fix what is compiled in. It draws the rest: batch,
+height, width, groups and the data.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from onepass.verify.tensors import Operands, lay_out
 KINDS = 60
 CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)  # of a group
 WIDEST = 2**13  # channels
-SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten are below the first, none is above the second
+SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten problems are smaller than SMALL, none is larger than LARGE
 INITS = ("normal", "normal", "shifted", "const")
-SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # beside a deviation of 1
+SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # added to values of deviation 1
 
 
 class Kind(NamedTuple):
-    """What problems of one compilation have in common: a case but for its shape and data, and which shapes."""
+    """What problems that share kernels have in common: a case without shape and data, and limits for the shape."""
 
     case: Case
     dtype: torch.dtype
     stats: bool  # return_stats
     channels: int  # of a group
-    several: bool  # samples, not one
-    positions: int  # at most so many, H·W
-    width: int  # W is an odd multiple of it
-    groups: int  # an odd multiple of it
-    narrow: bool  # as few groups as that
+    several: bool  # several samples
+    positions: int  # the largest H·W
+    width: int  # W is an odd multiple of this
+    groups: int  # the number of groups is an odd multiple of this
+    narrow: bool  # exactly that many groups
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _kind(rng: Random, i: int) -> Kind:
 
 
 def draw(seed: int, index: int) -> Problem:
-    """The same on every machine.
+    """A problem, the same on every machine.
 
     Example: `draw(0, 17).case.name`
     """
@@ -101,8 +102,8 @@ def draw(seed: int, index: int) -> Problem:
     width = _odd(positions ** rng.random() / kind.width) * kind.width
     height = _odd(positions / width)
     if kind.channels * height * width == 1:
-        width = 3  # a set of one has no deviation
-    # What is left of the size is samples and groups.
+        width = 3  # a set of one element has no deviation
+    # Samples and groups fill the rest of the size.
     least = group * height * width
     size = _between(rng, least, SMALL) if rng.random() < 0.9 else _between(rng, SMALL, LARGE)
     times = max(size / least, 1)
@@ -115,17 +116,17 @@ def draw(seed: int, index: int) -> Problem:
 
 
 def _between(rng: Random, low: float, high: float) -> float:
-    """Log-uniform."""
+    """A random number, uniform in its logarithm."""
     return low * (max(high, low) / low) ** rng.random()
 
 
 def _odd(n: float) -> int:
-    """Near n. Odd numbers leave the divisors of strides, which are compiled in, to the kind."""
+    """An odd number near n. Odd factors do not change the divisors of strides, which are compiled in."""
     return max(2 * round((n - 1) / 2) + 1, 1)
 
 
 def make(problem: Problem, device: str, seed: int = 0) -> Operands:
-    """The problem's tensors, drawn on the device. The residual lies as x does, so that a kernel can add it."""
+    """The tensors of a problem, drawn on the device. The residual has the strides of x, so that a kernel can add it."""
     case = problem.case
     operands = tensors.make(case, problem.dtype, device, seed + problem.index, on_device=True)
     if case.init == "shifted":

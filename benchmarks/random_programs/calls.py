@@ -17,7 +17,7 @@ CHANNELS = (4, 12, 64, 200)
 
 @dataclass
 class Tensors:
-    """The operands of one run. Some have no gradient, some are missing."""
+    """The operands of one run. Some need no gradient, and some are None."""
 
     x: Tensor
     weight: Tensor | None

@@ -1,4 +1,4 @@
-"""What users do to tensors before a call, inside it by hooks, and between forward and backward."""
+"""What users do to tensors: before a call, by hooks on saved tensors, and between forward and backward."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _zero: Any = torch._efficientzerotensor  # pyright: ignore[reportPrivateImportUs
 
 
 def free(t: Tensor) -> Tensor:
-    """As FSDP frees a parameter. torch's elementwise operations then end the process, so only we run such a program."""
+    """Free the storage, as FSDP does.
+
+    torch's elementwise operations would crash on it, so only onepass runs such a program.
+    """
     t.untyped_storage().resize_(0)
     return t
 

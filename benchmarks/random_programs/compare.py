@@ -1,4 +1,4 @@
-"""Compares what a program gave by onepass with what it gave by torch, and says where the two may differ."""
+"""Compares the outcomes of a program by onepass and by torch, and knows where they may differ."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .calls import FUSED
 from .changes import CONVERTING
 from .program import Outcome, Program
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}  # of the largest element
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}  # relative to the largest element
 
 
-def lenient(program: Program) -> bool:
-    """Whether we may compute where torch raises: it saves or checks what its own gradient does not need."""
+def may_compute(program: Program) -> bool:
+    """Whether onepass may compute where torch raises. torch saves or checks tensors that its gradient does not need."""
     return (
         program.between == "bias in place"
         or program.between.startswith("running")
@@ -25,17 +25,17 @@ def lenient(program: Program) -> bool:
     )
 
 
-def strict(program: Program) -> bool:
-    """Whether we may raise where torch computes, since what we save is not what torch saves.
+def may_raise(program: Program) -> bool:
+    """Whether onepass may raise where torch computes, since it saves other tensors than torch.
 
-    - torch's instance_norm saves copies, and its group_norm of x in some layouts;
-    - a fused backward takes z from the bias again;
-    - torch's rms_norm saves x_hat, and its weight only where x needs a gradient;
-    - other norms of torch go on with tensors of other sizes or dtypes where the gradient that is wanted does not show it.
+    - torch's instance_norm saves copies, and so does its group_norm for some layouts of x.
+    - A fused backward reads the bias to compute z again.
+    - torch's rms_norm saves x_hat, and saves its weight only if x needs a gradient.
+    - Other norms of torch accept saved tensors of another size or dtype if the gradient does not depend on that.
     """
     return (
         (program.op.startswith("instance_norm") and bool(program.between))
-        or (program.context == "checkpoint" and program.between == "x.data strided")  # other tensors are saved the second time
+        or (program.context == "checkpoint" and program.between == "x.data strided")  # the second forward saves other tensors
         or (program.layout != "contiguous" and program.between == "x in place")
         or (program.op in FUSED and program.between == "bias in place")
         or (program.op == "rms_norm" and program.between in ("x in place", "weight in place"))
@@ -48,11 +48,11 @@ def converts(program: Program) -> bool:
     return program.hook in CONVERTING or program.between.endswith(CONVERTING)
 
 
-def by_torch(program: Program) -> Program:
-    """The program without what changes no value.
+def for_torch(program: Program) -> Program:
+    """The program for torch, without steps that change no value but crash torch.
 
-    torch's group_norm reads other memory where x was laid out anew before a backward, or where a parameter or dy is a zero tensor; the
-    backward of its batch_norm where the weight is strided.
+    torch's group_norm reads wrong memory if the strides of x changed before the backward, or if a parameter or dy is a zero
+    tensor. So does the backward of its batch_norm if the weight is strided.
     """
     gradient = "zeros" if program.gradient == "zero" else program.gradient
     hook = "same" if program.hook in ("clone", "strided", "numpy") else program.hook
@@ -65,36 +65,36 @@ _ERRORS = (RuntimeError, TypeError, ValueError, IndexError)  # what torch's norm
 
 
 def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callable[[], Outcome]) -> str:
-    """What is wrong with our outcome, or "". Without torch's, it may be anything but a crash.
+    """What is wrong with our outcome, or "". Without an outcome of torch, ours may be anything but a crash.
 
-    Where the two differ, `exact`, in float64, says who is nearer.
+    If the two differ, `exact` computes in float64 which one is closer.
     """
     if torchs is None:
         return "" if ours.error is None or isinstance(ours.error, _ERRORS) else f"we raise {ours.error!r:.150}"
     if torchs.error is not None:
         if ours.error is None:
-            return "" if lenient(program) else f"torch raises {torchs.error!r:.150}, we do not"
+            return "" if may_compute(program) else f"torch raises {torchs.error!r:.150}, we do not"
         return "" if isinstance(ours.error, _ERRORS) else f"torch raises {torchs.error!r:.150}, we {ours.error!r:.150}"
     if ours.error is not None:
-        return "" if strict(program) else f"torch does not raise, we {ours.error!r:.300}"
-    if converts(program):  # both promote, each in its own order
+        return "" if may_raise(program) else f"torch does not raise, we {ours.error!r:.300}"
+    if converts(program):  # both promote, but in another order
         return ""
     if torchs.values.keys() != ours.values.keys():
         return f"torch has {sorted(torchs.values)}, we {sorted(ours.values)}"
     half = program.dtype in (torch.float16, torch.bfloat16) or program.before.endswith(CONVERTING[:2])
-    compared = {name: t for name, t in torchs.values.items() if not (half and name.startswith("second"))}  # rounded twice
+    compared = {name: t for name, t in torchs.values.items() if not (half and name.startswith("second"))}  # these are rounded twice
     dtype = program.dtype if not half else torch.bfloat16
     wrong = {name: error for name, t in compared.items() if (error := _differs(name, ours.values[name], t, dtype))}
     if wrong and program.dtype != torch.float64:
         right = exact().values
         for name in [name for name in wrong if name in right]:
-            if _no_farther(ours.values[name], torchs.values[name], right[name]):
+            if _is_close_enough(ours.values[name], torchs.values[name], right[name]):
                 del wrong[name]
     return "; ".join(wrong.values())
 
 
-def _no_farther(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
-    """Whether ours is at most four times as far from what is right as torch's: both round, in other orders."""
+def _is_close_enough(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
+    """Whether our error is at most four times the error of torch. Both round, in another order."""
     if not ours.shape == torchs.shape == right.shape or ours.dtype != torchs.dtype:
         return False
     distances = [(t.double() - right.double()).abs().nan_to_num(nan=torch.inf).max().item() for t in (ours, torchs)]

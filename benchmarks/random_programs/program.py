@@ -64,23 +64,23 @@ def draw(seed: int, index: int) -> Program:
     between = one_of(0.4, BETWEEN)
     layout = one_of(0.5, LAYOUTS, "contiguous")
     if between.endswith("other values") and (op in FUSED or op.startswith("instance_norm") or between.startswith("x")):
-        between = ""  # torch goes on with what it computed or copied from the old ones
+        between = ""  # torch continues with what it computed or copied from the old values
     if op in FUSED and before.endswith(CONVERTING):
-        before = ""  # what several calls of torch's broadcast or promote, one call of ours refuses
+        before = ""  # several calls of torch broadcast or promote, where one call of ours refuses
     gradient = one_of(0.5, GRADIENTS, "plain")
     if op.startswith("group_norm") and layout == "last" and before.startswith("x"):
-        before = ""  # x would be no leaf; see `needs` below
+        before = ""  # x would not be a leaf; see `needs` below
     if op.endswith("tracking") and before == "running_mean negative":
-        before = ""  # torch's update of it is lost
+        before = ""  # torch loses its update
     if hook and between.endswith("in place"):
-        between = ""  # hooks switch torch's check of versions off
+        between = ""  # hooks disable torch's version check
     if (
         sum("free" in word for word in (hook, before, between, gradient)) > 1
         or ("free" in before and between)
         or ("free" in before + between and hook)
     ):
-        hook, between, gradient = hook and "same", "", "plain"  # torch's own operations around the norm would end the process
-    # torch 2.13's backward of a channels-last group_norm ends the process where x needs no gradient.
+        hook, between, gradient = hook and "same", "", "plain"  # torch's own operations around the norm would crash
+    # torch 2.13's backward of a channels-last group_norm crashes if x needs no gradient.
     return Program(
         op=op,
         shape=shape,
@@ -99,7 +99,7 @@ def draw(seed: int, index: int) -> Program:
 
 
 def make(program: Program, seed: int, exact: bool = False, device: str = "cpu") -> Tensors:
-    """Equal tensors at each call; `exact`: the same values in float64."""
+    """The tensors of a program, equal at each call. With `exact`, the same values in float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = program.dtype) -> Tensor:
@@ -120,7 +120,7 @@ def make(program: Program, seed: int, exact: bool = False, device: str = "cpu") 
 
 
 class Outcome:
-    """What a program gave, or the exception that ended it."""
+    """What a program computed, or the exception it raised."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
@@ -128,11 +128,11 @@ class Outcome:
 
 
 def execute(program: Program, module: Any, seed: int, exact: bool = False, device: str = "cpu") -> Outcome:
-    """One program by torch's functional module or ours."""
+    """Run a program with torch's functional module or ours."""
     found, tensors = Outcome(), make(program, seed, exact, device)
     try:
         _steps(program, module, tensors, found.values)
-    except Exception as error:  # which ones torch raises is what this looks at
+    except Exception as error:  # the comparison is about what torch raises
         found.error = error
     return found
 

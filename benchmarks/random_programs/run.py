@@ -1,4 +1,4 @@
-"""One program, run by torch and by onepass, and judged."""
+"""Runs one program by torch and by onepass, and compares the outcomes."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch.nn.functional as F
 from onepass import functional as O
 
 from .changes import CONVERTING
-from .compare import by_torch, judge
+from .compare import for_torch, judge
 from .program import draw, execute
 from .raw_ops import raw
 
 
 def run(seed: int, index: int, device: str = "cpu") -> str:
-    """What is wrong with a program, or ""."""
+    """Run one program. Returns what is wrong, or ""."""
     if index % 10 == 9:
         return raw(seed, index, device)
     program = draw(seed, index)
-    reference = by_torch(program)
+    reference = for_torch(program)
     torchs = None if program.freed else execute(reference, F, index, device=device)
     exact = replace(reference, before="" if reference.before.endswith(CONVERTING[:3]) else reference.before)
     return judge(program, torchs, execute(program, O, index, device=device), lambda: execute(exact, F, index, True, device))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import model_zoo, models, report, report_models
-from benchmarks.model_variant import MODES, Room, Step, Variant, excess
+from benchmarks.model_variant import MODES, SharedMemory, Step, Variant, error_ratio
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
 from onepass.bench import record
@@ -29,7 +29,7 @@ class Toy(torch.nn.Module):
 
 def toy(training: bool) -> Entry:
     def inputs(model, small):
-        return (model_zoo._drawn(model, 2, 3, 8, 8),)
+        return (model_zoo._random(model, 2, 3, 8, 8),)
 
     return Entry("toy", "a toy", "json", lambda small: Toy(), inputs, forward, 1, training, channels_last=True)
 
@@ -42,7 +42,7 @@ class Here:
     """A variant in this process, as `Child` is one in another."""
 
     def __init__(self, entry: Entry, patched: bool):
-        self.variant = Variant(entry, patched, True, "cpu", "aot_eager", Room(2))
+        self.variant = Variant(entry, patched, True, "cpu", "aot_eager", SharedMemory(2))
 
     def call(self, method, *args):
         try:
@@ -105,16 +105,16 @@ def test_wrong_results_have_no_time(monkeypatch):
 
 def test_what_is_allowed():
     before = {"a": (0.0, 1.0), "b": (0.02, 2.0), "c": (0.01, 1.0)}
-    assert excess(before, before)[0] == pytest.approx(0.01 / (0.02 + 2**-8))
-    assert excess(before, before | {"a": (0.02, 1.0)}) == (pytest.approx(0.02 / (0.02 + 2**-8)), "a")  # right by chance, before
-    assert excess(before, before | {"b": (0.2, 2.0)}) == (pytest.approx(0.1 / (0.02 + 2**-8)), "b")
+    assert error_ratio(before, before)[0] == pytest.approx(0.01 / (0.02 + 2**-8))
+    assert error_ratio(before, before | {"a": (0.02, 1.0)}) == (pytest.approx(0.02 / (0.02 + 2**-8)), "a")  # right by chance, before
+    assert error_ratio(before, before | {"b": (0.2, 2.0)}) == (pytest.approx(0.1 / (0.02 + 2**-8)), "b")
 
 
 def test_errors_are_written_down():
     ready = ["timed out", {"errors": {"output": (0.0, 1.0)}, "norms": None}]
     lost = record.origin("cpu") | {"small": True}
     before, after = measure(toy(False), "eager", [None, None], ready, lost, 0.01)
-    assert before["error"] == "timed out" and after["error"] == "there is nothing to hold it against" and before["date"]
+    assert before["error"] == "timed out" and after["error"] == "the model before gave no results to compare with" and before["date"]
 
 
 def test_steps_of_a_cache():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import onepass.functional as O
-from benchmarks import precompile, stress, stress_problems
+from benchmarks import precompile, stress, stress_problems, watchdog
 from onepass.verify.cases import Case
 
 
@@ -33,12 +33,12 @@ def test_few_kinds_of_kernels():
 
     device = TARGETS["sm_90"][1]
     known = set()
-    needed = [precompile.needs(0, device, [None, "aten"], index) for index in range(300)]
-    admitted = [job for job in (precompile.admit(known, kernels, 100) for kernels in needed) if job is not None]
+    needed = [precompile.kernels_of(0, device, [None, "aten"], index) for index in range(300)]
+    admitted = [job for job in (precompile.new_jobs(known, kernels, 100) for kernels in needed) if job is not None]
     assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
     assert not any(job.family == "aten" for jobs in admitted for job in jobs)
     job = admitted[0][0]
-    assert repr(precompile.sources(stress_problems.draw(0, job.index), device, job.family)[job.at]) in known
+    assert repr(precompile.sources(stress_problems.draw(0, job.index), device, job.family)[job.number]) in known
 
 
 SMALL = [problem for problem in map(partial(stress_problems.draw, 0), range(200)) if prod(problem.case.shape) < 2**14]
@@ -103,7 +103,7 @@ def test_stress_command(tmp_path, capsys, monkeypatch):
 
 def test_the_watch_ends_what_hangs():
     said, left = [], []
-    watch = stress.Watch(said.append, 0.05, left.append)
+    watch = watchdog.Watchdog(said.append, 0.05, left.append)
     watch.begin("a problem")
     for _ in range(100):
         time.sleep(0.01 if not left else 0)

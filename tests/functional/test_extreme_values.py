@@ -243,7 +243,7 @@ def test_random_problems_reach_the_edges_of_blocks():
     assert {prod(case.shape) == 1 for case in drawn} == {False, True}
     for edge in random_problems.EDGES:
         for length in (edge - 1, edge, edge + 1):
-            assert any(length in case.shape for case in drawn) or not 0 < length < random_problems.MOST, length
+            assert any(length in case.shape for case in drawn) or not 0 < length < random_problems.MAX_ELEMENTS, length
         assert any(abs(length - edge) <= 1 for case in drawn for length in case.shape), edge
     for shape_of in (lambda case: case.shape[0], lambda case: case.shape[case.channel_dim]):
         assert sum(shape_of(case) == 1 for case in drawn) > 600  # one row, one channel
