@@ -21,7 +21,10 @@ from triton.backends.compiler import GPUTarget
 from onepass.backends.family import FORWARD
 from onepass.backends.gpu import backward, forward
 from onepass.backends.gpu.launch.source import Source
-from onepass.backends.gpu.launches import Pass
+from onepass.backends.gpu.partials.sums import SumsLaunch
+from onepass.backends.gpu.ring.launch import RingLaunch
+from onepass.backends.gpu.row.launch_backward import RowBackwardLaunch
+from onepass.backends.gpu.whole_set.launch import WholeSetLaunch
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
 from onepass.core.device import NO_TEAM_ON_AMD, Device
 from onepass.core.operands import Needs
@@ -54,13 +57,17 @@ def rows() -> list[Row]:
     kinds: dict[tuple[Any, ...], Row] = {}
     for row in (*SUITE, *BACKWARD_SUITE):
         case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
-        passes = [step for step in chosen.launches if isinstance(step, Pass)]
-        shapes = tuple(
-            (step.kernel, step.resident, step.tail > 0, step.stages, step.block_i > 1, bool(step.across) and step.parts_t == 2)
-            for step in passes
-        )
+        shapes = tuple(_shape(launch) for launch in chosen.launches if not isinstance(launch, SumsLaunch))
         kinds.setdefault((row.direction, case.op, case.layout, case.modulate, case.residual, case.evaluate, chosen.family, shapes), row)
     return list(kinds.values())
+
+
+def _shape(launch: Any) -> tuple[Any, ...]:
+    """What decides which code a launch compiles, beside its problem."""
+    stages = launch.slots if isinstance(launch, RingLaunch) else getattr(launch, "stages", 1)
+    split_row = isinstance(launch, RowBackwardLaunch) and launch.segments is not None and launch.split.parts_t == 2
+    resident = isinstance(launch, WholeSetLaunch) or getattr(launch, "resident", False)
+    return launch.name, resident, getattr(launch, "remainder", 0) > 0, stages, launch.block_i > 1, split_row
 
 
 @cache

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +25,7 @@ from torch import Tensor
 from onepass.backends.family import FORWARD
 from onepass.backends.gpu import forward
 from onepass.backends.gpu.launch.counters import Counters
-from onepass.backends.gpu.launches import Pass
-from onepass.backends.gpu.walk import RING
+from onepass.backends.gpu.ring.launch import RESET, RingLaunch
 from onepass.bench import record
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import table
@@ -136,17 +134,16 @@ def shapes_of(cell: Cell) -> list[str]:
     return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
 
 
-def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[Pass, ...]]:
+def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[RingLaunch, ...]]:
     case = Case("group_norm", shape.shape, layout="channels_last", groups=shape.groups, activation="silu")
     problem = problem_of(Row(case, torch.float16))
     chosen = plan(problem, device, FORWARD, Options("ring"))
-    (step,) = chosen.launches
-    assert isinstance(step, Pass)
-    blocks = step.tiles * ceil(ceil(step.walk.reps / step.block_i) / shape.members)
+    (launch,) = chosen.launches
+    assert isinstance(launch, RingLaunch)
     keep = shape.keep or shape.slots
-    assert blocks <= keep or shape.back, f"{blocks} blocks of a unit do not fit {shape.slots} slots"
-    cut = {"parts_r": shape.members, "programs": shape.programs, "stages": shape.slots, "keep": keep, "back": shape.back}
-    return problem, (replace(step, resident=not shape.back, **cut),)
+    cut = replace(launch, members=shape.members, programs=shape.programs, slots=shape.slots, keep=keep, back=shape.back)
+    assert cut.blocks <= keep or shape.back, f"{cut.blocks} blocks of a unit do not fit {shape.slots} slots"
+    return problem, (cut,)
 
 
 def source(name: str, stress: str | None, device: Device) -> Any:
@@ -264,7 +261,7 @@ class Lane:
 
 def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
     """Run one cell on one shape."""
-    forward._COUNTERS[RING] = Counters()  # captured launches need a full pool
+    forward.COUNTERS[RESET] = Counters()  # captured launches need a full pool
     launch = images.launch(cell.stress)
     references = images.references(launch)
     lanes = [Lane(launch, images.inputs, references, captured=i >= 2) for i in range(cell.streams)]

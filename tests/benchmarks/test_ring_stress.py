@@ -17,7 +17,6 @@ import onepass
 from benchmarks import ring_stress
 from benchmarks.resources import TARGETS
 from benchmarks.ring_stress import FENCES, HANDOVERS, SHAPES, Cell, Tally
-from onepass.backends.gpu import forward
 from onepass.core import device
 
 H200 = TARGETS["sm_90"][1]
@@ -26,36 +25,37 @@ RING = Path(onepass.__file__).parent / "backends" / "gpu" / "ring"
 
 def test_every_hand_over_stands_in_the_kernels_once():
     text = "".join(path.read_text() for path in RING.glob("*.py"))
-    found = re.findall(r'(?:late|crowded)\(STRESS, "([^"]+)"', text)
+    found = re.findall(r'(?:late|crowded)\(mode\.stress, "([^"]+)"', text)
     assert sorted(found) == sorted(filter(None, HANDOVERS))
 
 
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("one block", {"TILES": 1, "BACK": 0, "AT_ONCE": 1, "RAGGED": False}),
-        ("two at once", {"TILES": 1, "BACK": 0, "AT_ONCE": 2, "RAGGED": False}),
-        ("tiles", {"TILES": 3, "BACK": 0, "AT_ONCE": 1}),
-        ("ragged", {"BACK": 0, "RAGGED": True}),
-        ("again", {"BACK": 3, "AT_ONCE": 1}),
+        ("one block", {"tiles": 1, "back": 0, "at_once": 1, "ragged": False}),
+        ("two at once", {"tiles": 1, "back": 0, "at_once": 2, "ragged": False}),
+        ("tiles", {"tiles": 3, "back": 0, "at_once": 1}),
+        ("ragged", {"back": 0, "ragged": True}),
+        ("again", {"back": 3, "at_once": 1}),
     ],
 )
 def test_shapes_refill_their_slots(name, expected):
     shape = SHAPES[name]
-    problem, launches = ring_stress.planned(shape, H200)
-    (step,), (kernel,) = launches, forward.kernels(problem, launches, shape.statistics)
-    assert {key: kernel.constants[key] for key in expected} == expected
-    rows = ceil(step.walk.reps / step.block_i)
-    assert rows >= step.parts_r and step.units >= 2 * step.teams
-    assert step.units // step.teams * step.tiles * ceil(rows / step.parts_r) > 2 * step.stages
-    assert 4 * step.programs <= H200.sms
+    _, (launch,) = ring_stress.planned(shape, H200)
+    mode = launch.mode(None)
+    assert {key: getattr(mode, key) for key in expected} == expected
+    rows = ceil(launch.walk.reps / launch.block_i)
+    assert rows >= launch.members and launch.units >= 2 * launch.teams
+    assert launch.units // launch.teams * launch.tiles * ceil(rows / launch.members) > 2 * launch.slots
+    assert 4 * launch.programs <= H200.sms
 
 
-def test_calls_hand_over_nothing_of_it():
-    """STRESS is in no signature but a stress test's: a call costs the host what it did."""
-    names = dict(ring_stress.source("one block", None, H200).signature)
-    assert "STRESS" not in names
-    assert dict(ring_stress.source("one block", "apply block/none", H200).signature) == names | {"STRESS": "constexpr"}
+def test_a_launch_passes_nothing_of_it():
+    """The stress is a constant, and no constant is passed: a call costs the host what it did."""
+    production, stressed = (ring_stress.source("one block", stress, H200) for stress in (None, "apply block/none"))
+    assert production.types == stressed.types and "apply block/none" in dict(stressed.constants).values()
+    changed = set(stressed.constants) ^ set(production.constants)
+    assert {value for _, value in changed} == {None, "apply block/none"}
 
 
 COMPILE = """

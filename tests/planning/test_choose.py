@@ -170,29 +170,33 @@ def test_what_is_launched(row, device):
     for step in plan(problem, device).launches:
         w = step.walk
         assert step.warps & (step.warps - 1) == 0 and step.warps * device.warp <= 1024 and 0 < step.programs < 2**31
-        for block in (step.block_i, step.block_j, step.block_run):
+        for block in (step.block_i, step.block_j, getattr(step, "block_run", 1), getattr(step, "sets_per_block", 1)):
             assert block & (block - 1) == 0
-        if step.kernel == "whole_set":
-            assert step.parts_r == 1 or step.programs * step.warps * device.warp <= 512 * device.sms  # with 128 registers for each
-            assert step.programs == step.teams * step.parts_r and step.teams <= step.units == w.total
-            assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and w.run % step.block_j == 0
-            assert step.block_i == step.warps * device.warp and step.tiles * step.block_i * step.block_j >= step.chunk_r * w.run
-        elif step.kernel == "team":
-            assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
-            assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.chunk_t * step.sets >= w.sets
-            assert step.block_j >= step.sets * w.run and (step.block_i >= step.chunk_r or not step.resident)
-        elif step.kernel == "ring":
-            assert step.programs <= device.sms and step.programs == step.teams * step.parts_r and step.teams <= step.units
-            assert step.chunk_t * step.tiles * step.block_j >= w.columns and step.tiles * step.block_j % w.run == 0
-        elif step.resident:
-            assert (step.block_j if step.kernel == "row" else step.block_i) + step.tail >= (w.run if step.kernel == "row" else w.reps)
-        elif step.kernel == "row":
-            assert step.parts_r * step.chunk_r >= w.reps and step.parts_t * step.chunk_t * step.block_j >= w.run
-            assert w.reps == 1 or step.block_i == 1 or step.block_j >= w.run  # see _part in kernels/row.py
-        elif step.kernel == "tile":
-            assert step.parts_r * step.chunk_r >= w.reps and step.chunk_t * step.block_j >= w.columns
-        assert step.stages == 1 or (step.stages - 1) * step.block_i * step.block_j * problem.dtype.itemsize <= device.shared
-        assert not (step.leads or step.follows) or device.chains
+        if step.name in ("whole_set", "team", "ring"):
+            assert step.programs == step.teams * step.members and step.teams <= step.units
+        if step.name == "whole_set":
+            assert step.members == 1 or step.programs * step.warps * device.warp <= 512 * device.sms  # with 128 registers for each
+            assert step.units == w.total and w.run % step.block_j == 0
+            assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows
+            assert step.block_i == step.warps * device.warp and step.vectors * step.block_i * step.block_j >= step.rows * w.run
+        elif step.name == "team":
+            assert step.programs <= device.sms
+            assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows and step.blocks * step.sets >= w.sets
+            assert step.block_j >= step.sets * w.run and (step.block_i >= step.rows or not step.resident)
+        elif step.name == "ring":
+            assert step.programs <= device.sms
+            assert step.spans * step.tiles * step.block_j >= w.columns and step.tiles * step.block_j % w.run == 0
+        elif step.name in ("row", "tile") and step.resident:
+            assert (step.block_j if step.name == "row" else step.block_i) + step.remainder >= (w.run if step.name == "row" else w.reps)
+        elif step.name == "row":
+            split = step.split
+            assert split.parts_r * split.chunk_r >= w.reps and split.parts_t * split.chunk_t * step.block_j >= w.run
+            assert w.reps == 1 or step.block_i == 1 or step.block_j >= w.run  # see _part in row/kernel.py
+        elif step.name == "tile":
+            assert step.parts_r * step.chunk_r >= w.reps and step.blocks * step.block_j >= w.columns
+        stages = step.slots if step.name == "ring" else getattr(step, "stages", 1)
+        assert stages == 1 or (stages - 1) * step.block_i * step.block_j * problem.dtype.itemsize <= device.shared
+        assert not (getattr(step, "pdl_trigger", False) or getattr(step, "pdl_wait", False)) or device.chains
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -210,7 +214,9 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
         problem = bind(definition, x, torch.empty(1), optional=OptionalOperands(residual=x if residual else None))
         chosen = plan(problem, device, options=Options(invariant=True))
         bare = {"total": 0, "x": (), "y": (), "param": None, "modulation": None}
-        return chosen.family, [replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.launches if p.reduce]
+        return chosen.family, [
+            replace(p, programs=0, walk=replace(p.walk, **bare)) for p in chosen.launches if p.name != "combine" and not p.reads_statistics
+        ]
 
     assert cut(1) == cut(3) == cut(64) == cut(4096)
 
@@ -226,7 +232,7 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
 )
 def test_small_sets_share_programs(problem):
     for step in plan(problem, H200).launches:
-        if step.kernel != "combine":
+        if step.name != "combine":
             assert step.block_i * step.block_j >= 1024, step
 
 
@@ -247,7 +253,7 @@ def _diffusion(n, channels, side):
 def test_teams_for_diffusion_models(problem, members):
     """One launch on nearly all multiprocessors."""
     (step,) = plan(problem, H200, options=Options("team")).launches
-    assert (step.parts_r, step.resident) == (members, True)
+    assert (step.members, step.resident) == (members, True)
     assert 0.9 * H200.sms <= step.programs <= H200.sms and step.units == step.teams
 
 
@@ -263,7 +269,8 @@ def test_teams_for_diffusion_models(problem, members):
 def test_the_fastest_for_diffusion_models(problem, family, members):
     """As measured on an H200 (docs/measured.md)."""
     chosen = plan(problem, H200)
-    assert (chosen.family, chosen.launches[0].parts_r) == (family, members)
+    first = chosen.launches[0]
+    assert (chosen.family, first.parts_r if family == "tile_reread" else first.members) == (family, members)
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
@@ -276,12 +283,12 @@ def test_sets_alone_have_every_element(shape, dtype, groups, invariant, device):
     try:
         (step,) = plan(problem, device, options=Options("whole_set", invariant=invariant)).launches
     except CannotForce as reason:
-        assert "a set is one run" in str(reason) or "are more than programs keep that share one" in str(reason)
+        assert "a set is one run" in str(reason) or "is too large for the registers of one team" in str(reason)
         return
     w, threads = step.walk, step.warps * device.warp
-    assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r and step.units == w.total
-    assert w.run % step.block_j == 0 and step.block_i == threads and step.tiles * threads * step.block_j >= step.chunk_r * w.run
-    assert step.parts_r == 1 or (step.programs * threads <= 512 * device.sms and not device.no_team)
+    assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows and step.units == w.total
+    assert w.run % step.block_j == 0 and step.block_i == threads and step.vectors * threads * step.block_j >= step.rows * w.run
+    assert step.members == 1 or (step.programs * threads <= 512 * device.sms and not device.no_team)
 
 
 @pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 33, 128, 1), (2, 640, 64, 64), (64, 1920, 8, 8), (2, 60, 301, 17)])
@@ -297,9 +304,9 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
         assert "a set is one run" in str(reason) or "is longer than the 256 columns" in str(reason)
         return
     w = step.walk
-    assert step.parts_r * step.chunk_r >= w.reps > (step.parts_r - 1) * step.chunk_r
-    assert step.chunk_t * step.sets >= w.sets > (step.chunk_t - 1) * step.sets and step.block_j >= step.sets * w.run
-    assert step.parts_r <= step.programs <= H200.sms and step.programs % step.parts_r == 0
+    assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows
+    assert step.blocks * step.sets >= w.sets > (step.blocks - 1) * step.sets and step.block_j >= step.sets * w.run
+    assert step.members <= step.programs <= H200.sms and step.programs % step.members == 0
 
 
 @pytest.mark.parametrize("shape", [(32, 512, 256, 256), (2, 512, 256, 256), (64, 512, 64, 64), (32, 256, 128, 128)])
@@ -309,8 +316,7 @@ def test_a_ring_for_what_is_large(shape):
     chosen = plan(problem, H200)
     (step,) = chosen.launches
     assert chosen.family == "ring" and step.resident and step.programs >= 0.9 * H200.sms
-    blocks = step.tiles * math.ceil(step.walk.reps / step.block_i / step.parts_r)
-    assert 3 * blocks <= step.stages and step.stages * step.block_i * step.block_j * 2 <= H200.shared
+    assert 3 * step.blocks <= step.slots and step.slots * step.block_i * step.block_j * 2 <= H200.shared
     assert plan(problem, replace(H200, no_ring="another GPU")).family == "tile_reread"
 
 
@@ -326,10 +332,10 @@ def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
         assert any(word in str(reason) for word in ("a set is one run", "begin at multiples of 16", "combined at a time"))
         return
     w, span = step.walk, step.tiles * step.block_j
-    assert step.chunk_t * span >= w.columns and (step.chunk_t == 1 or span % w.run == 0) and step.sets >= min(span // w.run, w.sets)
+    assert step.spans * span >= w.columns and (step.spans == 1 or span % w.run == 0) and step.sets >= min(span // w.run, w.sets)
     rows = math.ceil(w.reps / step.block_i)
-    assert step.parts_r <= rows and step.parts_r <= step.programs <= H200.sms and step.programs % step.parts_r == 0
-    assert step.tiles * math.ceil(rows / step.parts_r) <= step.keep or (step.back and 0 < step.keep < step.stages)
+    assert step.members <= rows and step.members <= step.programs <= H200.sms and step.programs % step.members == 0
+    assert step.blocks <= step.keep or (step.back and 0 < step.keep < step.slots)
 
 
 def test_without_teams():
@@ -342,11 +348,13 @@ def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     """What compiling shows is a reason like any other: the call runs, and explain says why."""
     forward = pytest.importorskip("onepass.backends.gpu.forward")
     monkeypatch.setattr(launchers, "describe", lambda device: H200)
-    monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].kernel == "team" else "")
+    monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].name == "team" else "")
     chosen, device = launchers.plan_launchable(_diffusion(2, 320, 64), torch.device("cuda", 0), Options())
     assert chosen.family == "tile_reread" and device == replace(H200, no_team="too many programs")
-    monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].parts_r > 1 else "")
+    monkeypatch.setattr(
+        forward, "check_launchable", lambda _, launches, *__: "too many programs" if getattr(launches[0], "members", 1) > 1 else ""
+    )
     chosen, device = launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options())
     assert chosen.family not in ("whole_set", "team") and device.no_team == "too many programs"
-    with pytest.raises(CannotForce, match="programs keep that share one: too many programs"):
+    with pytest.raises(CannotForce, match="too large for the registers of one team: too many programs"):
         launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))

@@ -1,55 +1,75 @@
-"""What every kernel of a walk is called with: its numbers, and statistics as it indexes them."""
+"""Arguments that several kernels take, from a problem and its walk."""
 
 from __future__ import annotations
-
-from dataclasses import astuple
 
 import torch
 from torch import Tensor
 
+from onepass.backends.gpu.device.groups import Affine, Maps, ModulationMap, Norm, ParamMap, Statistics, Tensors, View
+from onepass.backends.gpu.launch.fields import Wide
 from onepass.core.problem import NormProblem
+from onepass.core.view import ParamMap as ProblemMap
 from onepass.core.view import laid_out
 
-from .launches import Pass
-from .walk import Walk
+from .launches import ForwardOptions
+from .walk import Walk, axis_mask
 
-_MAP = ("every", "period", "o", "r", "s", "run", "t")
-
-
-def scalar_args(w: Walk, flat: bool) -> dict[str, int]:
-    """Sizes, strides and parameter maps; `flat`: columns are contiguous, so that those of s are of no use."""
-    x_s, y_s = (0, 0) if flat else (w.x[2], w.y[2])
-    return {
-        **{"total": w.total, "reps": w.reps, "sets": w.sets, "run": w.run},
-        **dict(zip(("x_o", "x_r", "x_s", "y_o", "y_r", "y_s"), (*w.x[:2], x_s, *w.y[:2], y_s))),
-        **{f"p_{name}": n for name, n in zip(_MAP, astuple(w.param))},
-        **{f"m_{name}": n for name, n in zip(_MAP, astuple(w.modulation))},
-    }
+LARGEST_INT32 = 2**31
 
 
-def wide(step: Pass) -> bool:
-    """Whether the number of a program, or what is counted from it, may pass 2³¹."""
-    w = step.walk
-    return max(step.programs * step.block_i, w.total, w.reps, w.run, w.columns) >= 2**30
+def forward_pointers(
+    problem: NormProblem, options: ForwardOptions, reduce: bool = True, apply: bool = True
+) -> tuple[Tensors, Affine, Statistics]:
+    """The dtypes of the operands of a launch that reduces, applies, or both. None where it has none."""
+    dtype, fp32, centered = problem.dtype, torch.float32, problem.spec.centered
+    x, residual = problem.addends if problem.addends and options.residual and reduce else (dtype, None)
+    tensors = Tensors(x, residual, dtype if residual else None, dtype if apply else None)
+    if not apply:
+        return tensors, Affine(None, None, None, None), Statistics(None, None, None)
+    affine = Affine(problem.weight, problem.bias, problem.scale, problem.shift)
+    if reduce and not options.statistics:
+        return tensors, affine, Statistics(None, None, None)
+    var = fp32 if problem.given or (reduce and problem.track) else None
+    return tensors, affine, Statistics(fp32 if centered else None, None if problem.given else fp32, var)
 
 
-def near(w: Walk) -> bool:
-    """Whether all elements of x and y, and those that lanes past the end would have, are within 2³¹ of the first."""
-    return all(o * w.outer + 2 * r * w.reps + 2 * s * w.sets + 2 * w.run < 2**31 for o, r, s in (w.x, w.y))
+def norm_of(problem: NormProblem, axes: tuple[int, int]) -> Norm:
+    """`axes` are those on which the parameters and the modulation depend."""
+    spec = problem.spec
+    return Norm(*axes, float(spec.weight_offset), spec.centered, spec.activation)
 
 
-def wide_parameters(w: Walk) -> set[str]:
-    """The steps of those parameter maps whose indices pass 2³¹."""
-    return {
-        f"{letter}_{name}"
-        for letter, p in (("p", w.param), ("m", w.modulation))
-        if p.largest(w.reps, w.sets, w.run) >= 2**31
-        for name in "orst"
-    }
+def forward_norm(problem: NormProblem, w: Walk) -> Norm:
+    return norm_of(problem, (axis_mask(w.param, w), axis_mask(w.modulation, w)))
+
+
+def view_of(w: Walk, dense: bool = False) -> View:
+    """Sizes and strides. With `dense`, columns are contiguous and the kernel does not use the strides of s."""
+    x_s, y_s = (0, 0) if dense else (w.x[2], w.y[2])
+    return View(w.reps, w.sets, w.run, *w.x[:2], x_s, *w.y[:2], y_s)
+
+
+def maps_of(w: Walk) -> Maps:
+    return Maps(ParamMap(*_map(w.param, w)), ModulationMap(*_map(w.modulation, w)))
+
+
+def _map(p: ProblemMap, w: Walk) -> tuple[int, ...]:
+    number = Wide if p.largest(w.reps, w.sets, w.run) >= LARGEST_INT32 else int
+    return p.every, p.period, number(p.a), number(p.b), number(p.c), p.channel_run, number(p.d)
+
+
+def needs_wide_programs(w: Walk, programs: int, block_i: int) -> bool:
+    """Whether the number of a program, or an index computed from it, may pass 2³¹."""
+    return max(programs * block_i, w.total, w.reps, w.run, w.columns) >= 2**30
+
+
+def offsets_fit_int32(w: Walk) -> bool:
+    """Whether all elements of x and y, and the lanes past their end, lie within 2³¹ elements of the first."""
+    return all(o * w.outer + 2 * r * w.reps + 2 * s * w.sets + 2 * w.run < LARGEST_INT32 for o, r, s in (w.x, w.y))
 
 
 def statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
-    """A statistic, contiguous as (outer, sets)."""
+    """A statistic in float32, contiguous as [outer, sets]."""
     if stat is None or (stat.dtype == torch.float32 and stat.stride() == problem.stat_stride and stat.shape == problem.stat_shape):
         return stat
     return laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)

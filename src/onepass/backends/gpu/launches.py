@@ -1,106 +1,188 @@
-"""A kernel launch as plain numbers, and how many programs, warps and stages it has.
+"""What every kernel launch has, and how many programs, warps and stages it gets.
 
+A launch is plain numbers: it can be tested, and compiled for a GPU that is not present. Each family has its launches beside its schedule.
 The sizes were tuned on an H200; docs/measured.md has the measurements.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from .walk import TILE, Walk, walk
-
-Launch = TypeVar("Launch", bound=Any)  # a dataclass with `leads` and `follows`
+from .walk import Walk, walk
 
 
-REGISTERS = 128  # for a thread at most, of programs that must run beside each other on a multiprocessor
+@dataclass(frozen=True, kw_only=True)
+class Launch(ABC):
+    """One kernel launch: `programs` programs of `warps` warps, which work on blocks of block_i x block_j elements."""
 
-
-@dataclass(frozen=True)
-class Pass:
-    """One launch. A program has blocks of block_i x block_j elements. A set is cut in parts_r x parts_t, every chunk_r and chunk_t.
-
-    The row walk counts chunk_t in blocks; the tile walk parts every column from the next, and chunk_t is how many blocks of them there are.
-    A team does too, but has whole sets in a block: parts_r members share the rows of a unit, one o and one block of columns (of a ring, one
-    span of `tiles` blocks, chunk_t in all). Those of a set alone have block_i threads, each with `tiles` vectors of block_j elements.
-    """
-
-    kernel: str
-    walk: Walk
+    name: ClassVar[str]  # of the kernel
     programs: int
     warps: int
     block_i: int
     block_j: int
-    block_run: int = 1  # tile, resident: columns for each set; team: the same, or 0 where a run is no power of two; ring: sets in a block
-    tail: int = 0  # resident: a second block along the set, where a power of two is too short
-    resident: bool = False
-    reduce: bool = False
-    apply: bool = False
-    parts_r: int = 1
-    parts_t: int = 1
-    chunk_r: int = 1
-    chunk_t: int = 1
-    stages: int = 1  # blocks in flight at a time
-    leads: bool = False  # the next launch may start while this one runs
-    follows: bool = False  # and waits for it
-    sets: int = 1  # team: whole ones in a block; ring: in a unit
-    tiles: int = 1  # ring: blocks of columns in a unit; alone: vectors for a thread
-    keep: int = 0  # ring: of a unit's blocks, how many stay in shared memory
-    back: int = 0  # ring: slots for the others, which come again
-    beside: int = 1  # programs for each multiprocessor, where they must run at the same time; else any number
-    across: Any = None  # backward: sums over a parameter go from set to set; parts_r x parts_t are then of each segment
+
+    @property
+    def reads(self) -> int:
+        """How often the launch reads all of x (and dy)."""
+        return 0
+
+    @property
+    def needed(self) -> bool:
+        """False if there is nothing to launch."""
+        return True
+
+    @property
+    def what(self) -> str:
+        """What the launch does, in a word or two."""
+        return ""
+
+    def __str__(self) -> str:
+        name = f"{self.name} {self.what}".rstrip()
+        return f"{name} {self.programs}x[{self.block_i}, {self.block_j}], {self.warps} warps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainedLaunch(Launch):
+    """A launch that may overlap with its neighbours, by programmatic dependent launch (PDL)."""
+
+    pdl_trigger: bool = False  # the next launch may start while this one runs
+    pdl_wait: bool = False  # this launch starts early, and waits for the results of the one before
+
+
+class ForwardOptions(NamedTuple):
+    """What a call asks of the launches of a forward."""
+
+    statistics: bool = True  # store mean, rstd and var
+    residual: bool = False  # add the residual, if the problem has one
+    stress: str | None = None  # what a stress test of `ring` changes: see ring/stress.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardLaunch(Launch):
+    """A launch of a forward, as the executor in forward.py sees it."""
+
+    walk: Walk
+
+    @property
+    def reads_statistics(self) -> bool:
+        """Whether it applies statistics that were given, or that a launch before it computed."""
+        return False
+
+    @property
+    def partial_moments(self) -> int:
+        """The float32 numbers that its programs store for each other, or for the next launch."""
+        return 0
+
+    @property
+    def counters(self) -> int:
+        """The int32 counters by which its programs wait for each other."""
+        return 0
+
+    @property
+    def counter_protocol(self) -> str:
+        """Launches may use the same counters if they follow the same protocol."""
+        return ""
+
+    @property
+    def needs_aligned_x(self) -> bool:
+        """Whether the address of x must be a multiple of 16 bytes."""
+        return False
+
+    @property
+    def experimental(self) -> bool:
+        """Whether the kernel uses Gluon, which is experimental: another version of Triton may not compile it."""
+        return False
+
+    @abstractmethod
+    def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
+        """The Kernel with its arguments."""
+
+
+FLIP = "flip"  # a counter protocol: the members of a team flip the sign of its counter
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSetLaunch(ForwardLaunch):
+    """A launch whose programs form teams. The `members` of a team run at the same time and share a unit of work."""
+
+    members: int
+    programs_per_sm: int = 1  # programs that run at the same time on each multiprocessor
 
     @property
     def teams(self) -> int:
-        return self.programs // self.parts_r
+        return self.programs // self.members
 
     @property
+    @abstractmethod
     def units(self) -> int:
-        return self.walk.outer * self.chunk_t
+        """The units of work, which the teams take in turn."""
 
-    def __str__(self) -> str:
-        what = "+".join(word for word, there in (("reduce", self.reduce), ("apply", self.apply), ("across", self.across)) if there)
-        return f"{self.kernel} {what or 'parts'} {self.programs}x[{self.block_i}, {self.block_j}], {self.warps} warps"
+    @property
+    def what(self) -> str:
+        return "reduce+apply"
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether programs wait for each other, so that all of them must run at the same time."""
+        return self.members > 1
+
+    @property
+    def partial_moments(self) -> int:
+        return 2 * self.walk.total * self.members if self.cooperative else 0
+
+    @property
+    def counters(self) -> int:
+        return self.teams if self.cooperative else 0
+
+    @property
+    def counter_protocol(self) -> str:
+        return FLIP
+
+
+Chained = TypeVar("Chained", bound=Any)  # ChainedLaunch, or SumsLaunch
+Shared = TypeVar("Shared", bound=SharedSetLaunch)
 
 
 def power_of_two(n: int) -> int:
-    """The next one, n itself if it is one."""
+    """The smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
-def quickest(
+def fastest(
     problem: NormProblem,
     device: Device,
     invariant: bool,
-    cuts: Callable[[NormProblem, Walk, Device], Iterable[Pass]],
-    time: Callable[[NormProblem, Pass, Device], float],
-) -> tuple[Pass, ...]:
-    """A team's launch: the cut that takes the least time, of one sample where batches must not matter, for all that there is."""
+    candidates: Callable[[NormProblem, Walk, Device], Iterable[Shared]],
+    time: Callable[[NormProblem, Shared, Device], float],
+) -> tuple[Shared, ...]:
+    """The candidate that takes the least time. With `invariant`, the least time for one sample, so that the batch does not matter."""
     w = walk(problem)
-    found = cuts(problem, replace(w, total=w.sets) if invariant else w, device)
-    best = min(found, key=lambda step: time(problem, step, device))
-    return (replace(best, walk=w, programs=programs_of(w.outer * best.chunk_t, best.parts_r, device, best.beside)),)
+    found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
+    best = replace(min(found, key=lambda launch: time(problem, launch, device)), walk=w)
+    return (replace(best, programs=team_programs(best.units, best.members, device, best.programs_per_sm)),)
 
 
-def programs_of(units: int, members: int, device: Device, beside: int = 1) -> int:
-    """Of as many teams as there are units, or multiprocessors for."""
-    return max(min(units, device.sms * beside // members), 1) * members
+def team_programs(units: int, members: int, device: Device, programs_per_sm: int = 1) -> int:
+    """The programs of as many teams as there are units, or as fit on the device at the same time."""
+    return max(min(units, device.sms * programs_per_sm // members), 1) * members
 
 
-def head_and_tail(n: int) -> tuple[int, int]:
-    """Two powers of two for n elements, where that spares a quarter of the next one; else that one, and 0."""
+def block_and_remainder(n: int) -> tuple[int, int]:
+    """Two powers of two that hold n elements, if they save a quarter of the next power of two; else that one, and 0."""
     whole = power_of_two(n)
-    tail = power_of_two(n - whole // 2)
-    return (whole // 2, tail) if n > 64 and tail <= whole // 4 else (whole, 0)
+    remainder = power_of_two(n - whole // 2)
+    return (whole // 2, remainder) if n > 64 and remainder <= whole // 4 else (whole, 0)
 
 
 def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
-    """How many blocks fit in shared memory at a time, parameters included; 1: the one at work, in registers."""
+    """How many blocks fit in shared memory with their parameters. 1 means that blocks go straight to registers."""
     if not device.prefetches:
         return 1
     operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
@@ -109,27 +191,21 @@ def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted:
 
 
 def warps_for(threads: int, device: Device) -> int:
-    """A power of two of them, for at most 1024 threads."""
+    """A power of two, for at most 1024 threads."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
 
 
-def chained(device: Device, steps: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Launches, each of which starts while the one before ends, where the device can."""
+def chained(device: Device, launches: Sequence[Chained]) -> tuple[Chained, ...]:
+    """The launches, each of which starts before the one before it ends, if the device can do that."""
     if not device.chains:
-        return tuple(steps)
-    last = len(steps) - 1
-    return tuple(replace(step, leads=i < last, follows=i > 0) for i, step in enumerate(steps))
+        return tuple(launches)
+    last = len(launches) - 1
+    return tuple(replace(launch, pdl_trigger=at < last, pdl_wait=at > 0) for at, launch in enumerate(launches))
 
 
-def filled_fraction(step: Pass) -> float:
-    """What fraction of the lanes that keep a set has an element of it, in the tile walk, whose instructions count."""
-    w = step.walk
-    return w.reps * w.run / ((step.block_i + step.tail) * step.block_run) if step.kernel == TILE else 1.0
+Schedule = Callable[[NormProblem, Device, bool], tuple[Any, ...]]
 
 
-Passes = Callable[[NormProblem, Device, bool], tuple[Any, ...]]
-
-
-def with_chaining(passes: Passes) -> Passes:
-    """With its launches chained."""
-    return wraps(passes)(lambda problem, device, invariant: chained(device, passes(problem, device, invariant)))
+def with_chaining(schedule: Schedule) -> Schedule:
+    """A schedule whose launches are chained."""
+    return wraps(schedule)(lambda problem, device, invariant: chained(device, schedule(problem, device, invariant)))

@@ -1,3 +1,5 @@
+"""A problem as a kernel walks it, and how well a walk uses memory."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -5,18 +7,20 @@ from dataclasses import dataclass, replace
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-ROW, TILE, TEAM, WHOLE_SET, RING, COMBINE = "row", "tile", "team", "whole_set", "ring", "combine"
+ROW, TILE = "row", "tile"  # the two ways to walk: along the runs of a set, or across sets
+
+AXIS_O, AXIS_R, AXIS_S, AXIS_T = 1, 2, 4, 8  # bits that say on which axes of a view something depends
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A problem as a kernel walks it: `total` sets, each of reps x run elements."""
+    """`total` sets, each of `reps` runs of `run` elements: x[o, r, s, t] with s below `sets`, and t contiguous."""
 
     total: int
     reps: int
     sets: int
     run: int
-    x: tuple[int, int, int]  # strides of o, r, s
+    x: tuple[int, int, int]  # strides of o, r, s, in elements
     y: tuple[int, int, int]
     param: ParamMap
     modulation: ParamMap
@@ -36,7 +40,7 @@ class Walk:
 
 
 def walk(problem: NormProblem, cut: bool = False) -> Walk:
-    """`cut` turns runs in which channels follow one another into one run for each channel, so that no index needs a division."""
+    """With `cut`, a run of several channels becomes one run for each channel. No index then needs a division."""
     x, y, p, m = problem.x, problem.y, problem.param, problem.modulation
     assert x is not None and y is not None and p is not None and m is not None
     found = Walk(x.outer * x.sets, x.reps, x.sets, x.run, x.strides[:3], y.strides[:3], p, m)
@@ -53,12 +57,12 @@ def _cut(p: ParamMap, run: int) -> ParamMap:
     return replace(p, b=run // p.channel_run * p.d, d=p.d if inner else 0, channel_run=p.channel_run if inner else 1)
 
 
-def used_fraction(problem: NormProblem, kernel: str) -> float:
-    """What fraction of the memory that a walk touches it uses. Memory comes in lines of 128 bytes."""
+def used_fraction(problem: NormProblem, way: str) -> float:
+    """The fraction it uses of the memory it reads. Memory comes in lines of 128 bytes."""
     assert problem.x is not None
     w = walk(problem)
     line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]
-    if kernel == ROW:
+    if way == ROW:
         width, pitch = w.run, min(gaps, default=w.run) if w.reps == 1 else line
     else:
         width, pitch = w.columns if w.dense else w.run, w.x[1] if w.reps > 1 else line
@@ -66,9 +70,9 @@ def used_fraction(problem: NormProblem, kernel: str) -> float:
 
 
 def axis_mask(p: ParamMap, w: Walk) -> int:
-    """A bit for each of o, r, s, t on which a parameter depends: 1, 2, 4, 8."""
+    """The axes on which a parameter depends."""
     steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
-    return sum(1 << bit for bit, (extent, step) in enumerate(steps) if extent > 1 and step)
+    return sum(axis for axis, (extent, step) in zip((AXIS_O, AXIS_R, AXIS_S, AXIS_T), steps) if extent > 1 and step)
 
 
 def needs_division(problem: NormProblem) -> bool:

@@ -21,7 +21,7 @@ class Apply(TrafficFamily):
         reasons = no_gpu_kernel(problem, device)
         if not reasons and not problem.given:
             return ["the statistics are not given"]
-        return reasons or (schedule_backward.apply_cannot(problem, device) if direction == BACKWARD else [])
+        return reasons or (schedule_backward.apply_unsupported(problem, device) if direction == BACKWARD else [])
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.apply_launches if direction == BACKWARD else schedule.apply_launches

@@ -1,8 +1,10 @@
+"""How the apply family cuts a forward: one launch of the row walk, or of the tile walk."""
+
 from __future__ import annotations
 
 from math import ceil
 
-from onepass.backends.gpu.launches import Pass
+from onepass.backends.gpu.launches import ForwardLaunch
 from onepass.backends.gpu.row.schedule import row_parts
 from onepass.backends.gpu.tile.schedule import tile_apply
 from onepass.backends.gpu.walk import ROW, TILE, used_fraction, walk
@@ -10,7 +12,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 
-def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
+def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
     if used_fraction(problem, ROW) >= used_fraction(problem, TILE):
         w = walk(problem, cut=True)
         return (row_parts(w, device, ceil(8 * device.sms / w.total), 4096, 512, apply=True),)

@@ -1,3 +1,5 @@
+"""Activations and their gradients."""
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
@@ -7,11 +9,11 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpre
 
 @triton.jit
 def activate(z, ACTIVATION: tl.constexpr):
-    """The last step of (31)."""
+    """The activation of z: the last step of (31)."""
     if ACTIVATION == "silu":
         z = over_one_plus_exp(z, z)
     elif ACTIVATION == "relu":
-        z = tl.where(z < 0, 0.0, z)  # a nan stays
+        z = tl.where(z < 0, 0.0, z)  # keeps a nan
     elif ACTIVATION == "gelu":
         z = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
@@ -21,7 +23,7 @@ def activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def over_one_plus_exp(z, u):
-    """z/(1 + exp(-u)), in five instructions rather than thirteen: a kernel that reads half types has no more to spare."""
+    """z/(1 + exp(-u)) in five instructions instead of thirteen. Kernels that read half types have no time for more."""
     if INTERPRETED:
         return z / (1.0 + tl.exp(-u))
     else:
@@ -30,7 +32,7 @@ def over_one_plus_exp(z, u):
 
 @triton.jit
 def activate_back(dy, z, ACTIVATION: tl.constexpr):
-    """dz. (32)"""
+    """dz from dy. (32)"""
     if ACTIVATION == "silu":
         s = over_one_plus_exp(tl.full(z.shape, 1.0, tl.float32), z)
         dy = dy * (s * (1.0 + z * (1.0 - s)))

@@ -1,8 +1,4 @@
-"""The arithmetic of the kernels, whatever their walk. Blocks are fp32; equations cite docs/theory.md.
-
-A block is [I, J]. Along J memory is contiguous; along I lie several sets, or several runs of one set. What varies along one of them alone
-is [I, 1] or [1, J], and is loaded no more often than that. Four bits say on which of o, r, s, t something depends: 1, 2, 4, 8.
-"""
+"""Programs, and loading and storing elements."""
 
 import triton
 import triton.language as tl
@@ -12,14 +8,15 @@ from .activations import activate
 
 
 @triton.jit
-def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr):
-    """Which program this is. Backwards, what the kernel before read last comes first: it is still in the cache.
+def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, PDL_TRIGGER: tl.constexpr, PDL_WAIT: tl.constexpr):
+    """The number of this program, in 64 bits if WIDE.
 
-    A kernel that leads lets the next one start while it runs; one that follows waits here until the last one's results are there.
+    BACKWARDS counts from the last: what the kernel before read last is still in the cache. PDL_TRIGGER lets the next kernel start while
+    this one runs. PDL_WAIT waits for the results of the kernel before.
     """
-    if LEADS:
+    if PDL_TRIGGER:
         gdc_launch_dependents()
-    if FOLLOWS:
+    if PDL_WAIT:
         gdc_wait()
     pid = tl.program_id(0)
     if BACKWARDS:
@@ -30,16 +27,21 @@ def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, LEADS: tl.constexpr, FO
 
 
 @triton.jit
-def load(pointers, at, mask, EVICT: tl.constexpr):
-    """x; with a residual their sum, rounded to its dtype and stored."""
-    x_ptr, residual_ptr, sum_ptr = pointers
-    x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
-        total = (x + residual).to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + at, total, mask=mask)
+def load(io, at, mask, EVICT: tl.constexpr):
+    """x; with a residual x + residual, rounded to the dtype of `sum` and stored there."""
+    x = load_x(io.x_ptr, at, mask, EVICT)
+    if io.residual_ptr is not None:
+        residual = tl.load(io.residual_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
+        total = (x + residual).to(io.sum_ptr.dtype.element_ty)
+        tl.store(io.sum_ptr + at, total, mask=mask)
         x = total.to(tl.float32)
     return x
+
+
+@triton.jit
+def load_x(x_ptr, at, mask, EVICT: tl.constexpr):
+    """x alone, where the residual has been added."""
+    return tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit

@@ -1,17 +1,25 @@
+"""Gradients of elements, and the sums over sets and over parameters that they need."""
+
 import triton
 import triton.language as tl
 
 from .activations import activate_back
-from .affine import affine
+from .affine import scale_and_shift
+
+
+@triton.jit
+def load_both(io, x_at, y_at, mask):
+    """x and dy."""
+    return tl.load(io.x_ptr + x_at, mask=mask, other=0.0), tl.load(io.dy_ptr + y_at, mask=mask, other=0.0)
 
 
 @triton.jit
 def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr):
     """x_hat, and the gradients of z = x_hat·factor + term and of x_hat. (4), (32), (33)"""
     x, dy = x.to(tl.float32), dy.to(tl.float32)
-    if FROM_Y:  # where the factor is 0, x_hat cannot be known
+    if FROM_Y:  # x holds y. If the factor is 0, x_hat is unknown.
         x_hat = tl.where(mask, tl.where(factor == 0, float("nan"), (x - term) / factor), 0.0)
-    else:  # Outside of the mask dy is 0, and so is all that is summed, unless mean·rstd overflows; masking here too cost up to 30 %.
+    else:  # Outside the mask dy is 0, so sums are right unless mean·rstd overflows. A mask here cost up to 30 %.
         x_hat = (x - mean) * rstd
     dz = dy
     if ACTIVATION != "":
@@ -20,18 +28,17 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
 
 
 @triton.jit
-def load_saved(pointers, set_, here):
-    """mean and rstd of sets as the forward left them."""
-    mean_ptr, rstd_ptr = pointers
+def load_saved(values, set_, here):
+    """mean (0 if there is none) and rstd of sets, as the forward saved them."""
     mean = 0.0
-    if mean_ptr is not None:
-        mean = of_sets(mean_ptr, set_, here)
-    return mean, of_sets(rstd_ptr, set_, here)
+    if values.mean_ptr is not None:
+        mean = of_sets(values.mean_ptr, set_, here)
+    return mean, of_sets(values.rstd_ptr, set_, here)
 
 
 @triton.jit
 def of_sets(ptr, set_, here):
-    """One value for each set; `here` is None where all are there."""
+    """One value for each set; `here` is None if all sets exist."""
     if here is None:
         return tl.load(ptr + set_)
     else:
@@ -39,47 +46,45 @@ def of_sets(ptr, set_, here):
 
 
 @triton.jit
-def load_sums(pointers, set_, here, count):
-    """c1 and c2 of sets, 0 where there is none, from their sums. (6), (7)"""
-    c1_ptr, c2_ptr = pointers
+def load_sums(values, set_, here, count):
+    """c1 and c2 of sets of `count` elements, from their sums; 0 where there is none. (6), (7)"""
     c1, c2 = 0.0, 0.0
-    if c1_ptr is not None:
-        c1 = of_sets(c1_ptr, set_, here) / count
-    if c2_ptr is not None:
-        c2 = of_sets(c2_ptr, set_, here) / count
+    if values.c1_ptr is not None:
+        c1 = of_sets(values.c1_ptr, set_, here) / count
+    if values.c2_ptr is not None:
+        c2 = of_sets(values.c2_ptr, set_, here) / count
     return c1, c2
 
 
 @triton.jit
-def store_gradient(dx_ptr, dsum_ptr, at, mask, wdy, x_hat, rstd, c1, c2):
-    """dx, plus what arrives at the sum with a residual. Without c2, the statistics were given, and x_hat may be anything. (8), (9)"""
-    if dx_ptr is not None:
+def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
+    """dx, plus dsum. With c2 None the statistics were given, and x_hat may have any value. (8), (9)"""
+    if io.dx_ptr is not None:
         if c2 is None:
             dx = wdy * rstd
         else:
             dx = (wdy - c1 - x_hat * c2) * rstd
-        if dsum_ptr is not None:
-            dx += tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if io.dsum_ptr is not None:
+            dx += tl.load(io.dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(io.dx_ptr + at, dx.to(io.dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def store_cells(
-    cells, at, mask, a, b, operands, maps, place, i_inside, j_inside,
-    OFFSET: tl.constexpr, PARAM: tl.constexpr, MODULATION: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
-):  # fmt: skip
-    """What elements of the same parameters add to their gradients, from a = Σ dz·x_hat and b = Σ dz of them. (39)"""
-    weight_ptr, bias_ptr, scale_ptr, _ = operands
-    dweight_ptr, dbias_ptr, dscale_ptr, dshift_ptr = cells
-    if dweight_ptr is not None or dbias_ptr is not None:
-        gain, _ = affine(1.0, 0.0, scale_ptr, None, maps[1], place, i_inside, j_inside, 1.0, MODULATION, ALONG_I, ALONG_J)
-        if dweight_ptr is not None:
-            tl.store(dweight_ptr + at, a * gain, mask=mask)
-        if dbias_ptr is not None:
-            tl.store(dbias_ptr + at, b * gain, mask=mask)
-    if dscale_ptr is not None:
-        weight, bias = affine(1.0, 0.0, weight_ptr, None, maps[0], place, i_inside, j_inside, OFFSET, PARAM, ALONG_I, ALONG_J)
-        _, bias = affine(0.0, 0.0, None, bias_ptr, maps[0], place, i_inside, j_inside, 0.0, PARAM, ALONG_I, ALONG_J)
-        tl.store(dscale_ptr + at, a * weight + b * bias, mask=mask)
-    if dshift_ptr is not None:
-        tl.store(dshift_ptr + at, b, mask=mask)
+def store_cells(cells, at, mask, a, b, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
+    """What elements with the same parameters add to their gradients, from a = Σ dz·x_hat and b = Σ dz. (39)"""
+    if cells.dweight_ptr is not None or cells.dbias_ptr is not None:
+        gain, _ = scale_and_shift(
+            1.0, 0.0, affine.scale_ptr, None, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J
+        )  # fmt: skip
+        if cells.dweight_ptr is not None:
+            tl.store(cells.dweight_ptr + at, a * gain, mask=mask)
+        if cells.dbias_ptr is not None:
+            tl.store(cells.dbias_ptr + at, b * gain, mask=mask)
+    if cells.dscale_ptr is not None:
+        weight, bias = scale_and_shift(
+            1.0, 0.0, affine.weight_ptr, None, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
+        )
+        _, bias = scale_and_shift(0.0, 0.0, None, affine.bias_ptr, maps.param, place, 0.0, norm.param_axes, ALONG_I, ALONG_J)
+        tl.store(cells.dscale_ptr + at, a * weight + b * bias, mask=mask)
+    if cells.dshift_ptr is not None:
+        tl.store(cells.dshift_ptr + at, b, mask=mask)

@@ -1,13 +1,15 @@
+"""Means and sums of squared differences (M2): of lanes, of parts, of sets."""
+
 import triton
 import triton.language as tl
 
-# Sums from which a mean is made are scaled, so that they do not overflow. Powers of two change no digit. (43)
+# Sums that become a mean are scaled down, so that they do not overflow, and up again. Powers of two change no digit. (43)
 DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 
 @triton.jit
 def scaled_down(x, DTYPE: tl.constexpr):
-    """An element of such a sum; one of float16 cannot overflow in float32, and is left as it is."""
+    """An element of such a sum. Sums of float16 cannot overflow in float32 and need no scaling."""
     return x if tl.float16 == DTYPE else x * DOWN
 
 
@@ -18,7 +20,7 @@ def scaled_up(mean, DTYPE: tl.constexpr):
 
 @triton.jit
 def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
-    """Each lane takes in the k-th element it sees; outside, nothing. (14), (15) with a set of one."""
+    """Each lane adds its k-th element; lanes outside add nothing. (14), (15) with a set of one."""
     if CENTERED:
         delta = tl.where(inside, x - mean, 0.0)
         mean += delta * (1.0 / k)
@@ -30,13 +32,13 @@ def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
 
 @triton.jit
 def lanes(start, end, BLOCK: tl.constexpr):
-    """How many of the indices from start to end, taken BLOCK at a time, each lane sees."""
+    """How many indices each lane has, if BLOCK lanes take the indices from start to end in turn."""
     return tl.maximum((end - start - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK, 0).to(tl.float32)
 
 
 @triton.jit
 def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
-    """The moments of disjoint sets of n elements each, `total` in all, taken together along an axis, or both. (14), (15)"""
+    """The moments of disjoint sets merged along one axis, or both. Each has n elements, all have `total`. (14), (15)"""
     KEEP: tl.constexpr = axis is not None
     if CENTERED:
         merged = tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP
@@ -49,13 +51,13 @@ def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
 
 @triton.jit
 def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
-    """The moments of two disjoint sets, lane by lane, and how many elements they have together. (14), (15)"""
+    """The moments of two disjoint sets merged lane by lane, and their number of elements. (14), (15)"""
     m2 += other_m2
     if CENTERED:
         delta = tl.where(other_n > 0, other_mean - mean, 0.0)
         share = other_n / tl.maximum(n + other_n, 1.0)
         mean += delta * share
-        m2 += delta * (delta * (n * share))  # n is 0 at first, and the square may be infinite
+        m2 += delta * (delta * (n * share))  # in this order: n is 0 at first, and the square may be infinite
     return mean, m2, n + other_n
 
 
@@ -66,25 +68,23 @@ def inverse_deviation(var, eps):
 
 
 @triton.jit
-def store_statistics(pointers, at, mean, rstd, var, mask):
-    mean_ptr, rstd_ptr, var_ptr = pointers
-    if mean_ptr is not None:
-        tl.store(mean_ptr + at, mean, mask=mask)
-    if rstd_ptr is not None:
-        tl.store(rstd_ptr + at, rstd, mask=mask)
-    if var_ptr is not None:
-        tl.store(var_ptr + at, var, mask=mask)
+def store_statistics(stats, at, mean, rstd, var, mask):
+    if stats.mean_ptr is not None:
+        tl.store(stats.mean_ptr + at, mean, mask=mask)
+    if stats.rstd_ptr is not None:
+        tl.store(stats.rstd_ptr + at, rstd, mask=mask)
+    if stats.var_ptr is not None:
+        tl.store(stats.var_ptr + at, var, mask=mask)
 
 
 @triton.jit
-def load_statistics(pointers, at, eps, mask):
-    """The mean, 0 without one, and rstd, from the variance where that is given."""
-    mean_ptr, rstd_ptr, var_ptr = pointers
+def load_statistics(stats, at, eps, mask):
+    """mean (0 if there is none) and rstd, which comes from var if var is given."""
     mean = 0.0
-    if mean_ptr is not None:
-        mean = tl.load(mean_ptr + at, mask=mask).to(tl.float32)
-    if rstd_ptr is not None:
-        rstd = tl.load(rstd_ptr + at, mask=mask)
+    if stats.mean_ptr is not None:
+        mean = tl.load(stats.mean_ptr + at, mask=mask).to(tl.float32)
+    if stats.rstd_ptr is not None:
+        rstd = tl.load(stats.rstd_ptr + at, mask=mask)
     else:
-        rstd = inverse_deviation(tl.load(var_ptr + at, mask=mask).to(tl.float32), eps)
+        rstd = inverse_deviation(tl.load(stats.var_ptr + at, mask=mask).to(tl.float32), eps)
     return mean, rstd

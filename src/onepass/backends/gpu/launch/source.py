@@ -1,67 +1,58 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .signature import Path, runtime_types
+
 INTERPRETED = bool(knobs.runtime.interpret)
 
 
-ALIGNED = 16  # bytes of a vector load
-
-
-# Every number that is compiled in, by its value or its divisor, is one more reason to compile again for another shape.
-# Counts never are by their value; what decides how wide loads are is by its divisor.
-COUNTS = {"total", "reps", "parts_r", "parts_t", "chunk_r", "chunk_t", "m2_at", "columns", "members", "kept", "reduced"}
-COUNTS |= {"teams", "units", "each", "width", "spans"}
-
-
-ALIGNING = {"reps", "run", "columns", "width", "x_o", "x_r", "x_s", "y_o", "y_r", "y_s", "p_s", "m_o", "m_s"}
-
-
-TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
-
-
 class Source(NamedTuple):
-    """What is compiled, the same for many problems: types of the arguments, values of the constant ones, known divisors of the others."""
+    """What Triton compiles. Many problems share one source."""
 
     function: Any
-    signature: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Any], ...]
-    divisors: tuple[tuple[int, int], ...]
+    types: tuple[tuple[str, Any], ...]  # for each argument, its type or a NamedTuple of types
+    constants: tuple[tuple[Path, Any], ...]
+    divisors: tuple[tuple[Path, int], ...]
     warps: int
     cooperative: bool = False  # all programs run at the same time
-    registers: int = 0  # for a thread at most; 0: as many as it likes
-
-    def _manner(self) -> dict[str, Any]:
-        """What only some kernels ask for: to start while the last one runs (HIP cannot), to run all at once, to spare registers."""
-        options: dict[str, Any] = {"launch_pdl": True} if dict(self.constants).get("FOLLOWS") else {}
-        if self.cooperative:
-            options["launch_cooperative_grid"] = True
-        if self.registers:
-            options["maxnreg"] = self.registers
-        return options
+    max_registers: int = 0  # per thread; 0 means no limit
+    pdl: bool = False  # the kernel starts while the one before it runs, and waits for its results
 
     def compile(self, target: GPUTarget | None = None) -> Any:
-        attributes = {(at,): [["tt.divisibility", divisor]] for at, divisor in self.divisors}
+        """The compiled kernel. Its launcher takes the runtime leaves in one flat list, without constants."""
+        attributes = {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
         language = ASTSource
         if self.function.is_gluon():
             from onepass.backends.gpu.ring.gluon import GluonASTSource as language
-        # An argument with a default is a constant that calls do not hand over.
-        defaults = {param.name: param.default for param in self.function.params if param.has_default}
-        source = language(self.function, dict(self.signature), defaults | dict(self.constants), attributes)
-        # The default of enable_fp_fusion depends on Triton's version.
-        return triton.compile(source, target=target, options={"num_warps": self.warps, "enable_fp_fusion": True} | self._manner())
+        source = language(self.function, dict(self.types), dict(self.constants), attributes)
+        kernel: Any = triton.compile(source, target=target, options=self._options())
+        # Triton makes the launcher from kernel.src. A launcher of nested arguments takes 14 us, one of a flat list less than 3 us.
+        flat = [leaf for _, type_ in self.types for leaf in runtime_types(type_)]
+        kernel.src = SimpleNamespace(signature={str(at): leaf for at, leaf in enumerate(flat)}, constants={}, fn=source.fn)
+        return kernel
+
+    def _options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}  # the default of fusion depends on the version
+        if self.pdl:  # HIP does not know this option
+            options["launch_pdl"] = True
+        if self.cooperative:
+            options["launch_cooperative_grid"] = True
+        if self.max_registers:
+            options["maxnreg"] = self.max_registers
+        return options
 
 
 @cache
 def loaded(source: Source, device: int) -> Any:
-    """A compiled kernel with its handles, which belong to the device that is current."""
+    """A compiled kernel, loaded on the current device. `device` is its number: handles belong to one device."""
     kernel = source.compile()
     kernel._init_handles()
     return kernel

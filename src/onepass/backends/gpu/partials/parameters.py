@@ -1,3 +1,5 @@
+"""Which parameters a problem has, and which sets use the same ones."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,31 +10,36 @@ from onepass.backends.gpu.walk import Walk, axis_mask
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-What = Literal["sets", "param", "modulation"]
+Summed = Literal["sets", "param", "modulation"]  # what cells are added up for
 
 
 @dataclass(frozen=True)
 class Segments:
-    """The sets of a walk by their parameters: `members` of each segment use the same. Along o, as in a ParamMap; or one for each s, too."""
+    """Groups of sets that use the same parameters. Each has `members` sets.
+
+    Along o, a segment begins every `every` values, and its parameters return after `period` segments, as in a ParamMap.
+    """
 
     every: int
     period: int
     members: int
-    by_set: bool
+    by_set: bool  # each s has segments of its own
 
 
 def varying_axes(problem: NormProblem, w: Walk) -> tuple[int, int]:
-    """On which of o, r, s, t the parameters and the modulation depend that there are."""
+    """The axes on which weight and bias depend, and scale and shift; none for those that the problem does not have."""
     modulated = problem.scale is not None or problem.shift is not None
     return axis_mask(w.param, w) if problem.affine else 0, axis_mask(w.modulation, w) if modulated else 0
 
 
-def any_axis(both: tuple[int, int]) -> int:
-    return both[0] | both[1]
+def parameter_axes(problem: NormProblem, w: Walk) -> int:
+    """The axes on which any parameter depends."""
+    param, modulation = varying_axes(problem, w)
+    return param | modulation
 
 
-def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
-    """Of the parameters that there are."""
+def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[Summed, ParamMap]]:
+    """The maps of the parameters that the problem has."""
     if problem.affine:
         yield "param", w.param
     if problem.scale is not None or problem.shift is not None:
@@ -40,7 +47,7 @@ def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[What, ParamMap]]:
 
 
 def segments(problem: NormProblem, w: Walk) -> Segments:
-    """The coarsest that fit both maps: cut as often as the finer one, over the longer of their periods."""
+    """The largest segments that fit both maps: those of the finer map, over the longer period."""
     cuts = [p for _, p in maps(problem, w) if p.a and p.period > 1]
     every = min((p.every for p in cuts), default=1)
     period = max((p.every * p.period for p in cuts), default=1) // every

@@ -1,7 +1,7 @@
-"""How the GPU families cut a backward into programs: pure numbers, as `tiling.py` for the forward.
+"""The launch that adds up cells, and how cells become sums.
 
-A backward takes sums over sets, c1 and c2, and sums over parameters. Programs leave cells of both, and `Sums` adds those up that belong
-together: a parameter's cells are found by the map that finds an element's parameter.
+A backward needs sums over sets, c1 and c2, and sums over parameters. Programs store partial sums of both, called cells. `SumsLaunch` adds
+the cells that belong together. The map that finds the parameter of an element finds the parameter of a cell.
 """
 
 from __future__ import annotations
@@ -9,56 +9,109 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
+from typing import Any, ClassVar, NamedTuple
 
-from onepass.backends.gpu.launches import Pass, Passes, power_of_two, warps_for
+import torch
+
+from onepass.backends.gpu.launch.fields import Count, Index, Pointer
+from onepass.backends.gpu.launches import ChainedLaunch, Schedule, power_of_two, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
+from onepass.core.operands import Needs
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-from .parameters import What, maps
+from .gradient import BackwardLaunch, BackwardOptions
+from .parameters import Summed, maps
 
-Axis = tuple[str, int]  # of cells: what it runs along, and its size
+Axis = tuple[str, int]  # of cells: what it runs along ("o", "r", "s", "t" or "part"), and its size
+
+Factor = tuple[int, int]  # of an axis: its size, and the stride of the sums along it; 0 means that it is summed over
+
+NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # of the two sums of a launch
 
 
-Factor = tuple[int, int]  # size, and the step of what is summed for along it; 0: summed over
+class SumPointers(NamedTuple):
+    cells1_ptr: Pointer
+    cells2_ptr: Pointer
+    sum1_ptr: Pointer
+    sum2_ptr: Pointer
 
 
-@dataclass(frozen=True)
-class Sums:
-    """One launch: cells [across, kept1, between, kept2, within], summed over all but kept1 and kept2, which step by `to`."""
+class SumSizes(NamedTuple):
+    """Cells are [any, kept1, between, kept2, within]. The two kept axes have the strides stride1 and stride2 in the sums."""
 
-    what: What
-    sizes: tuple[int, int, int, int, int]
-    to: tuple[int, int]
-    programs: int
+    kept1: Index
+    between: Index
+    kept2: Index
+    within: Index
+    stride1: Index
+    stride2: Index
+    kept: Count  # sums: kept1·kept2
+    reduced: Count  # cells of each sum
+
+
+class SumsMode(NamedTuple):
     block_i: int
     block_j: int
-    warps: int
-    leads: bool = False
-    follows: bool = False
+    wide: bool  # programs are numbered in 64 bits
+    pdl_trigger: bool
+    pdl_wait: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumsLaunch(ChainedLaunch):
+    """Adds up cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2. Along J lie sums, along I their cells."""
+
+    name: ClassVar[str] = "sums"
+    of: Summed
+    sizes: tuple[int, int, int, int, int]
+    strides: tuple[int, int]  # of kept1 and kept2 in the sums, in elements
 
     @property
     def cells(self) -> int:
         return prod(self.sizes)
 
     @property
-    def none(self) -> bool:
-        """Whether every cell is a sum already, in its place."""
-        return self.sizes[1] == self.cells and self.to[0] in (0, 1)
+    def sums(self) -> int:
+        return self.sizes[1] * self.sizes[3]
+
+    @property
+    def needed(self) -> bool:
+        """False if every cell is a sum already, and in its place."""
+        return self.sizes[1] != self.cells or self.strides[0] not in (0, 1)
 
     def __str__(self) -> str:
-        kept = self.sizes[1] * self.sizes[3]
-        if self.none:
-            return f"no sums of {self.what}: {kept}, each of one cell"
-        return f"sums of {self.what} {self.programs}x[{self.block_i}, {self.block_j}]: {kept}, each of {self.cells // kept} cells"
+        if not self.needed:
+            return f"no sums of {self.of}: each of {self.sums} has one cell"
+        return f"sums of {self.of} {self.programs}x[{self.block_i}, {self.block_j}]: {self.sums}, each of {self.cells // self.sums} cells"
+
+    def arguments(self, problem: NormProblem, needs: Needs) -> tuple[Any, ...]:
+        fp32 = torch.float32
+        if self.of == "sets":
+            targets = fp32 if problem.spec.centered else None, fp32
+        else:
+            targets = tuple(getattr(problem, name) if getattr(needs, name) else None for name in NAMES[self.of])
+        _, kept1, between, kept2, within = self.sizes
+        return (
+            SumPointers(*(fp32 if target else None for target in targets), *targets),
+            SumSizes(kept1, between, kept2, within, *self.strides, self.sums, self.cells // self.sums),
+            SumsMode(self.block_i, self.block_j, self.cells >= 2**30, self.pdl_trigger, self.pdl_wait),
+        )
+
+    def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
+        from onepass.backends.gpu.launch.launcher import Kernel
+
+        from .sums_kernel import add_up
+
+        return Kernel(add_up, self.arguments(problem, options.needs), self.programs, self.warps, pdl=self.pdl_wait)
 
 
-Step = Pass | Sums
+Step = BackwardLaunch | SumsLaunch
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
-    """An axis of cells, for the sums over parameters, or over sets (None). `unit`: how many o's a step along segments is."""
+    """An axis of cells, for sums over parameters, or over sets (p is None). A step along segments is `unit` values of o."""
     kind, size = axis
     if p is None:
         return [(size, {"o": w.sets, "s": 1}.get(kind, 0))]
@@ -70,7 +123,7 @@ def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]
 
 
 def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
-    """Factors as [summed, kept, summed, kept, summed], neighbours taken together where they can be; None if there are more."""
+    """Factors as [summed, kept, summed, kept, summed], with neighbours merged; None if that takes more than five."""
     merged: list[Factor] = []
     for size, to in factors:
         if size == 1:
@@ -87,8 +140,8 @@ def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
     return slots + [(1, 0)] * (5 - len(slots)) if len(slots) <= 5 else None
 
 
-def sums_launch(what: What, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: int, device: Device) -> Sums | None:
-    """None where cells are no sum of five axes."""
+def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: int, device: Device) -> SumsLaunch | None:
+    """None if the cells need more than five axes."""
     slots = _slots([factor for axis in axes for factor in _factors(axis, p, w, unit)])
     if slots is None:
         return None
@@ -96,27 +149,34 @@ def sums_launch(what: What, axes: Sequence[Axis], p: ParamMap | None, w: Walk, u
     kept = sizes[1] * sizes[3]
     reduced = prod(sizes) // kept
     block_i, block_j = min(power_of_two(reduced), 256), min(8 if kept <= 16384 else 32, power_of_two(kept))
-    warps = warps_for(block_i * block_j // 4, device)
-    return Sums(what, sizes, (slots[1][1], slots[3][1]), ceil(kept / block_j), block_i, block_j, warps)  # pyright: ignore[reportArgumentType]
+    return SumsLaunch(
+        of=of,
+        sizes=sizes,  # pyright: ignore[reportArgumentType]
+        strides=(slots[1][1], slots[3][1]),
+        programs=ceil(kept / block_j),
+        warps=warps_for(block_i * block_j // 4, device),
+        block_i=block_i,
+        block_j=block_j,
+    )
 
 
-def parameter_sums(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[Sums]:
+def parameter_sums(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[SumsLaunch]:
     """The sums over parameters."""
-    found = [sums_launch(what, axes, p, w, unit, device) for what, p in maps(problem, w)]
+    found = [sums_launch(of, axes, p, w, unit, device) for of, p in maps(problem, w)]
     return [sums for sums in found if sums is not None]
 
 
-def set_sums_of(axes: Sequence[Axis], w: Walk, device: Device) -> list[Sums]:
-    """The sums over sets of their parts, where they have more than one."""
+def set_sums(axes: Sequence[Axis], w: Walk, device: Device) -> list[SumsLaunch]:
+    """The sums over the parts of sets, if sets have more than one."""
     sums = sums_launch("sets", axes, None, w, 1, device)
     assert sums is not None
     return [sums] if sums.cells > w.total else []
 
 
-TOO_MANY_AXES = "its parameters lie along more axes than one launch sums over"
+TOO_MANY_AXES = "its parameters lie along more axes than one launch can sum over"
 
 
-def why_no_sums(problem: NormProblem, device: Device, passes: Passes) -> list[str]:
-    """Whether all sums over parameters are there."""
-    sums = [step for step in passes(problem, device, False) if isinstance(step, Sums) and step.what != "sets"]
+def why_no_sums(problem: NormProblem, device: Device, schedule: Schedule) -> list[str]:
+    """The reason if a schedule lacks the sums over some parameters."""
+    sums = [step for step in schedule(problem, device, False) if isinstance(step, SumsLaunch) and step.of != "sets"]
     return [] if len(sums) == len(list(maps(problem, walk(problem)))) else [TOO_MANY_AXES]

@@ -1,28 +1,34 @@
-"""The team walk on Hopper: x is read once, into a ring of blocks in shared memory, and stays there until the team's statistics are known.
+"""The ring walk on Hopper: x is read once, into a ring of blocks in shared memory, and stays there until the statistics are known.
 
 A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of rows in turn. Five
-groups of warps work side by side, each through all units, none waiting for another but where it needs what that makes:
+groups of warps work side by side. Each goes through all units, and waits only for what it needs from another:
 
-- load fills the ring, block after block, as slots come free;
-- reduce takes the moments of each column;
-- publish makes of them the moments of each set, and hands them to the team;
-- combine waits for all members' moments, and makes of them, for each column, what z needs: mean, rstd, gain and term;
-- apply empties the ring.
+- `load` fills the ring, block after block, as slots become free;
+- `reduce` computes the moments of each column;
+- `publish` makes the moments of each set from them, and stores them for the team;
+- `combine` waits for the moments of all members, and computes mean, rstd, gain and term for each column;
+- `apply` computes y and empties the ring.
 
-So a team's exchange is hidden behind the blocks of the next unit. What exceeds KEEP blocks of a unit is reduced first and let go, and
-comes again after the others, last first: from the cache, as far as that reaches.
+So the exchange of one unit is hidden behind the blocks of the next. If a unit has more than `keep` blocks, the first ones are reduced and
+dropped. They are read again after the others, the last one first, from the L2 cache as far as it holds them.
 """
+
+from typing import Any, NamedTuple
 
 from triton import constexpr_function
 
 from onepass.backends.gpu.device.activations import activate
+from onepass.backends.gpu.device.groups import Affine, Maps, Statistics
 from onepass.backends.gpu.device.moments import merge, update
+from onepass.backends.gpu.team.launch import Exchange
 
-from .exchange import combine, publish, rows_of
-from .gluon import async_load, barrier, fence_async_shared, gl, jit, mbarrier
+from .channel import Channel, acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
+from .exchange import COMBINE_WARPS, PUBLISH_WARPS, combine, publish, rows_of
+from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
+from .launch import RingSplit, RingView
 from .stress import crowded, fenced, late, spare
 
-# z/(1 + exp(-z)). The compiler takes an instruction more, to change a sign: of those that memory leaves time for, one in thirty.
+# z/(1 + exp(-z)). The compiler needs one more instruction, to change a sign: one in thirty of those that memory leaves time for.
 SILU = gl.constexpr("""{
     .reg .f32 t;
     mul.ftz.f32 t, $1, 0fBFB8AA3B;
@@ -33,9 +39,19 @@ SILU = gl.constexpr("""{
 }""")
 
 
+class Work(NamedTuple):
+    """The work of a program: units team, team + teams, ... below `units`."""
+
+    team: Any
+    member: Any
+    units: Any
+    blocks: Any  # of rows, in each tile of a unit
+    again: Any  # blocks of a unit that are read again
+
+
 @constexpr_function
 def reduce_layout(columns, size, warps):
-    """Of a block that is summed over rows: columns stay within a warp, so that warps need not wait for each other."""
+    """The layout of a block that is summed over rows. A column stays within a warp, so warps do not wait for each other."""
     each = min(16 // size, columns // warps)
     wide = columns // each // warps
     return gl.BlockedLayout([1, each], [32 // wide, wide], [1, warps], [0, 1])
@@ -43,7 +59,7 @@ def reduce_layout(columns, size, warps):
 
 @constexpr_function
 def apply_layout(columns, size, warps, at_once):
-    """Of a block that is stored, along the columns first: 16 bytes for each thread, or 8, which leave registers for two blocks."""
+    """The layout of a block that is stored, along the columns first: 16 bytes per thread, or 8 to leave registers for two blocks."""
     each = min(16 // at_once // size, columns)
     wide = min(columns // each, 32)
     return gl.BlockedLayout([1, each], [32 // wide, wide], [warps, 1], [1, 0])
@@ -51,219 +67,175 @@ def apply_layout(columns, size, warps, at_once):
 
 @jit
 def ring_forward(
-    x_desc, y_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, var_ptr, parts_ptr, counters_ptr,
-    eps, total, reps, sets, run, x_o, x_r, x_s, y_o, y_r, y_s,
-    p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t, members, teams, spans, columns,
-    PARAM: gl.constexpr, MODULATION: gl.constexpr, OFFSET: gl.constexpr, CENTERED: gl.constexpr, ACTIVATION: gl.constexpr,
-    RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, SETS: gl.constexpr, NEAR: gl.constexpr, PARTS: gl.constexpr,
-    TILES: gl.constexpr, SLOTS: gl.constexpr, KEEP: gl.constexpr, BACK: gl.constexpr, AT_ONCE: gl.constexpr,
-    WARPS: gl.constexpr, STRESS: gl.constexpr = None,
+    x_desc, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
+    norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
-    """There are `teams` of `members` programs, and `spans` units for each o, of TILES blocks of columns and at most SETS sets each.
-
-    The ring has SLOTS slots, and BACK more for what comes again. RAGGED: the last block of rows or of columns is not full. A block meets at
-    most NEAR sets; PARTS members' moments are combined at a time. Blocks are applied AT_ONCE, 1 or 2. WARPS: of each of reduce and apply.
-    STRESS: what a stress test changes (see `ring_stress`).
-    """
-    BYTES: gl.constexpr = BLOCK_I * BLOCK_J * x_desc.dtype.primitive_bitwidth // 8
+    """`total` sets. `norm` is a Norm, `mode` a RingMode."""
+    SLOTS: gl.constexpr = mode.slots + mode.back
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ring = gl.allocate_shared_memory(x_desc.dtype, [SLOTS + BACK + spare(STRESS), BLOCK_I, BLOCK_J], x_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [SLOTS + BACK, 1], MBARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [SLOTS + BACK, 1], MBARRIER)
-    moments = gl.allocate_shared_memory(gl.float32, [2 * 2, BLOCK_J], PLAIN)  # of two tiles: each column's mean and m2
-    taken = gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER)
-    handed = gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER)
-    lines = gl.allocate_shared_memory(gl.float32, [2 * TILES * 4, BLOCK_J], PLAIN)  # of two units: each column's mean, rstd, gain, term
-    known = gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER)
-    used = gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER)
-    for slot in gl.static_range(SLOTS + BACK):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(empty.index(slot), count=1)
+    ring = Channel(
+        buffer=gl.allocate_shared_memory(x_desc.dtype, [SLOTS + spare(mode.stress), mode.block_i, mode.block_j], x_desc.layout),
+        full=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
+        empty=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
+    )
+    moments = Channel(  # two slots of one tile each: the mean and M2 of each column
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j], PLAIN),
+        full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
+        empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
+    )
+    lines = Channel(  # two slots of one unit each: the mean, rstd, gain and term of each column
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * 4, mode.block_j], PLAIN),
+        full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
+        empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
+    )
+    for slot in gl.static_range(SLOTS):
+        mbarrier.init(ring.full.index(slot), count=1)
+        mbarrier.init(ring.empty.index(slot), count=1)
     for slot in gl.static_range(2):
-        mbarrier.init(taken.index(slot), count=1)
-        mbarrier.init(handed.index(slot), count=1)
-        mbarrier.init(known.index(slot), count=1)
-        mbarrier.init(used.index(slot), count=1)
+        mbarrier.init(moments.full.index(slot), count=1)
+        mbarrier.init(moments.empty.index(slot), count=1)
+        mbarrier.init(lines.full.index(slot), count=1)
+        mbarrier.init(lines.empty.index(slot), count=1)
     fence_async_shared()
-    team, member = gl.program_id(0) // members, gl.program_id(0) % members
-    units = total // sets * spans
-    blocks = ((reps + BLOCK_I - 1) // BLOCK_I - member + members - 1) // members  # of rows: every `members`-th
-    again = gl.maximum(TILES * blocks - KEEP, 0)
+    team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
+    units = total // view.sets * split.spans
+    blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
+    again = gl.maximum(mode.tiles * blocks - mode.keep, 0)
+    work = Work(team=team, member=member, units=units, blocks=blocks, again=again)
     gl.warp_specialize(
         [
-            (_apply, (
-                ring, full, empty, lines, known, used, y_ptr, y_o, y_r,
-                blocks, again, member, members, team, teams, units, spans, reps, columns,
-                ACTIVATION, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, AT_ONCE, WARPS, STRESS,
-            )),
-            (_reduce, (
-                ring, full, empty, moments, taken, handed, blocks, again, member, members, team, teams, units, reps,
-                CENTERED, RAGGED, BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, WARPS, STRESS,
-            )),
-            (publish, (
-                moments, taken, handed, parts_ptr, counters_ptr, member, members, team, teams, units, spans, reps, run, columns,
-                CENTERED, BLOCK_I, BLOCK_J, SETS, NEAR, TILES, 1, STRESS,
-            )),
-            (combine, (
-                lines, known, used, weight_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, var_ptr, parts_ptr, counters_ptr,
-                p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
-                eps, member, members, team, teams, units, spans, reps, sets, run, columns,
-                PARAM, MODULATION, OFFSET, CENTERED, BLOCK_I, BLOCK_J, SETS, PARTS, TILES, 2, STRESS,
-            )),
-            (_load, (
-                x_desc, ring, full, empty, blocks, again, member, members, team, teams, units, spans, reps,
-                BLOCK_I, BLOCK_J, TILES, SLOTS, BACK, BYTES, STRESS,
-            )),
+            (_apply, (ring, lines, y_ptr, work, view, split, norm, mode)),
+            (_reduce, (ring, moments, work, view, split, norm, mode)),
+            (publish, (moments, exchange, work, view, split, norm, mode)),
+            (combine, (lines, affine, stats, exchange, eps, work, view, maps, split, norm, mode)),
+            (_load, (x_desc, ring, work, view, split, mode)),
         ],
-        [WARPS, 1, 2, 1],
+        [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
         [96, 96, 96, 24],
-    )  # fmt: skip
+    )
 
 
 @jit
-def _load(
-    x_desc, ring, full, empty, blocks, again, member, members, team, teams, units, spans, reps,
-    BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr, SLOTS: gl.constexpr, BACK: gl.constexpr, BYTES: gl.constexpr,
-    STRESS: gl.constexpr,
-):  # fmt: skip
-    """Blocks in the order in which they are reduced; between them, those of the unit before that come again."""
+def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
+    """Blocks in the order in which they are reduced, and between them those of the unit before that are read again."""
     at = 0
     again_at = 0
-    for unit in range(team, units, teams):
-        for block in range(TILES * blocks):
-            slot, phase = at % SLOTS, at // SLOTS & 1
-            _load_block(
-                x_desc, ring, full, empty, slot, phase, unit, block, blocks, member, members, spans, reps,
-                BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
-            )  # fmt: skip
+    for unit in range(work.team, work.units, split.teams):
+        for block in range(mode.tiles * work.blocks):
+            slot, phase = at % mode.slots, at // mode.slots & 1
+            _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode)
             at += 1
-            if BACK > 0:  # noqa: SIM102, the outer one is decided when this is compiled. Of the unit before, last first
-                if (block < again) & (unit != team):
-                    slot, phase = SLOTS + again_at % BACK, again_at // BACK & 1
-                    _load_block(
-                        x_desc, ring, full, empty, slot, phase, unit - teams, again - 1 - block, blocks, member, members, spans, reps,
-                        BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
-                    )  # fmt: skip
+            if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
+                if (block < work.again) & (unit != work.team):  # the last one first
+                    slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
+                    _load_block(x_desc, ring, slot, phase, unit - split.teams, work.again - 1 - block, work, view, split, mode)
                     again_at += 1
-    if BACK > 0:
-        last = team + (units - 1 - team) // teams * teams
-        for block in range(again):
-            slot, phase = SLOTS + again_at % BACK, again_at // BACK & 1
-            _load_block(
-                x_desc, ring, full, empty, slot, phase, last, again - 1 - block, blocks, member, members, spans, reps,
-                BLOCK_I, BLOCK_J, TILES, BYTES, STRESS,
-            )  # fmt: skip
+    if mode.back > 0:
+        last = work.team + (work.units - 1 - work.team) // split.teams * split.teams
+        for block in range(work.again):
+            slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
+            _load_block(x_desc, ring, slot, phase, last, work.again - 1 - block, work, view, split, mode)
             again_at += 1
 
 
 @jit
-def _load_block(
-    x_desc, ring, full, empty, slot, phase, unit, block, blocks, member, members, spans, reps,
-    BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr, BYTES: gl.constexpr, STRESS: gl.constexpr,
-):  # fmt: skip
-    row = unit // spans * reps + (member + block % blocks * members) * BLOCK_I
-    column = (unit % spans * TILES + block // blocks) * BLOCK_J
-    mbarrier.wait(empty.index(slot), phase ^ 1)
-    # Barriers do not order loads from shared memory and copies into it by descriptor, which are of another proxy: without the fence, the
-    # next block may overtake a load of the last one that is still on its way.
-    if fenced(STRESS, "load"):
+def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode: gl.constexpr):
+    BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
+    row = unit // split.spans * view.reps + (work.member + block % work.blocks * split.members) * mode.block_i
+    column = (unit % split.spans * mode.tiles + block // work.blocks) * mode.block_j
+    acquire_to_write(ring, slot, phase)
+    # A load from shared memory and a copy into it by descriptor belong to different proxies, which barriers do not order. Without the
+    # fence, the copy of the next block may overtake a load of the last one that is still in flight.
+    if fenced(mode.stress, "load"):
         fence_async_shared()
-    late(STRESS, "load copy", 1)
-    mbarrier.expect(full.index(slot), BYTES)
-    async_load(x_desc, [row, column], full.index(slot), ring.index(slot))
+    late(mode.stress, "load copy", 1)
+    mbarrier.expect(ring.full.index(slot), BYTES)
+    async_load(x_desc, [row, column], ring.full.index(slot), ring.buffer.index(slot))
 
 
 @jit
-def _reduce(
-    ring, full, empty, moments, taken, handed, blocks, again, member, members, team, teams, units, reps,
-    CENTERED: gl.constexpr, RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr,
-    TILES: gl.constexpr, SLOTS: gl.constexpr, BACK: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
-):  # fmt: skip
-    """The moments of the columns of each tile, handed to `publish`; blocks that will come again are let go."""
-    BLOCK: gl.constexpr = reduce_layout(BLOCK_J, ring.dtype.primitive_bitwidth // 8, WARPS)
-    i = gl.expand_dims(gl.arange(0, BLOCK_I, gl.SliceLayout(1, BLOCK)), 1)
-    last = (member + (blocks - 1) * members) * BLOCK_I  # the first row of the last block
-    rows = rows_of(member, members, reps, BLOCK_I)
+def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """The moments of the columns of each tile, for `publish`. Blocks that are read again are released."""
+    BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of the last block
+    rows = rows_of(work.member, split.members, view.reps, mode.block_i)
     at = 0
     turn = 0
-    for _unit in range(team, units, teams):
-        for tile in range(TILES):
-            mean = gl.zeros([BLOCK_I, BLOCK_J], gl.float32, BLOCK)
-            m2 = gl.zeros([BLOCK_I, BLOCK_J], gl.float32, BLOCK)
+    for _unit in range(work.team, work.units, split.teams):
+        for tile in range(mode.tiles):
+            mean = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
+            m2 = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
             k = 0.0
-            for block in range(blocks):
-                slot = at % SLOTS
-                mbarrier.wait(full.index(slot), at // SLOTS & 1)
-                late(STRESS, "reduce block", WARPS)
-                crowded(STRESS, "reduce crowd", ring, WARPS)
-                x = ring.index(slot).load(BLOCK).to(gl.float32)
-                if BACK > 0:  # noqa: SIM102
-                    if tile * blocks + block < again:
-                        late(STRESS, "reduce release", WARPS)
-                        _release(empty, slot, STRESS)
+            for block in range(work.blocks):
+                slot = at % mode.slots
+                acquire_to_read(ring, slot, at // mode.slots & 1)
+                late(mode.stress, "reduce block", mode.warps)
+                crowded(mode.stress, "reduce crowd", ring.buffer, mode.warps)
+                x = ring.buffer.index(slot).load(BLOCK).to(gl.float32)
+                if mode.back > 0:  # noqa: SIM102
+                    if tile * work.blocks + block < work.again:
+                        late(mode.stress, "reduce release", mode.warps)
+                        _release_block(ring, slot, mode)
                 k += 1.0
                 inside = True
-                if RAGGED:
-                    inside = (member + block * members) * BLOCK_I + i < reps
+                if mode.ragged:
+                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
                     x = gl.where(inside, x, 0.0)
-                mean, m2 = update(mean, m2, k, x, inside, CENTERED)
+                mean, m2 = update(mean, m2, k, x, inside, norm.centered)
                 at += 1
             n = k
-            if RAGGED:
-                n = gl.where(last + i < reps, k, k - 1.0)
-            mean, m2 = merge(mean, m2, n, rows, 0, CENTERED)
-            mbarrier.wait(handed.index(turn % 2), (turn // 2 & 1) ^ 1)
-            late(STRESS, "reduce moments", WARPS)
-            moments.index(turn % 2 * 2).store(gl.reshape(mean, [BLOCK_J]))
-            moments.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [BLOCK_J]))
-            barrier()
-            mbarrier.arrive(taken.index(turn % 2), count=1)
+            if mode.ragged:
+                n = gl.where(last + i < view.reps, k, k - 1.0)
+            mean, m2 = merge(mean, m2, n, rows, 0, norm.centered)
+            acquire_to_write(moments, turn % 2, turn // 2 & 1)
+            late(mode.stress, "reduce moments", mode.warps)
+            moments.buffer.index(turn % 2 * 2).store(gl.reshape(mean, [mode.block_j]))
+            moments.buffer.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [mode.block_j]))
+            release_to_readers(moments, turn % 2)
             turn += 1
 
 
 @jit
-def _apply(
-    ring, full, empty, lines, known, used, y_ptr, y_o, y_r, blocks, again, member, members, team, teams, units, spans, reps, columns,
-    ACTIVATION: gl.constexpr, RAGGED: gl.constexpr, BLOCK_I: gl.constexpr, BLOCK_J: gl.constexpr, TILES: gl.constexpr,
-    SLOTS: gl.constexpr, BACK: gl.constexpr, AT_ONCE: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
-):  # fmt: skip
-    """y, of the blocks that stayed, then of those that come again."""
-    BLOCK: gl.constexpr = apply_layout(BLOCK_J, ring.dtype.primitive_bitwidth // 8, WARPS, AT_ONCE)
-    i = gl.expand_dims(gl.arange(0, BLOCK_I, gl.SliceLayout(1, BLOCK)), 1)
-    j = gl.expand_dims(gl.arange(0, BLOCK_J, gl.SliceLayout(0, BLOCK)), 0)
-    here = TILES * blocks
+def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """y of the blocks that stayed, then of those that are read again."""
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    here = mode.tiles * work.blocks
     at = 0
     again_at = 0
     turn = 0
-    for unit in range(team, units, teams):
-        o, column = unit // spans, unit % spans * (TILES * BLOCK_J)
-        line_at = turn % 2 * (TILES * 4)
-        mbarrier.wait(known.index(turn % 2), turn // 2 & 1)
-        late(STRESS, "apply lines", WARPS)
+    for unit in range(work.team, work.units, split.teams):
+        o, column = unit // split.spans, unit % split.spans * (mode.tiles * mode.block_j)
+        line_at = turn % 2 * (mode.tiles * 4)
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
+        late(mode.stress, "apply lines", mode.warps)
         mean, factor, term = _line(lines, line_at, BLOCK)
-        for step in range(0, here, AT_ONCE):
-            x = _take(ring, full, empty, step, here, again, at, again_at, SLOTS, BACK, BLOCK, WARPS, STRESS)
-            if AT_ONCE == 2:  # the second block is on its way while the first is worked on
-                following = _take(ring, full, empty, step + 1, here, again, at, again_at, SLOTS, BACK, BLOCK, WARPS, STRESS)
-            for more in gl.static_range(AT_ONCE):
-                block = gl.where(again + step + more < here, again + step + more, here - 1 - step - more)
-                if TILES > 1:
-                    mean, factor, term = _line(lines, line_at + block // blocks * 4, BLOCK)
-                y = _activate((x.to(gl.float32) - mean) * factor + term, ACTIVATION).to(y_ptr.dtype.element_ty)
-                r, c = (member + block % blocks * members) * BLOCK_I + i, column + block // blocks * BLOCK_J + j
-                to = y_ptr + o.to(gl.int64) * y_o + r.to(gl.int64) * y_r + c
-                if RAGGED:
-                    gl.store(to, y, mask=(r < reps) & (c < columns), cache_modifier=".cs")
+        for step in range(0, here, mode.at_once):
+            x = _take(ring, step, here, work.again, at, again_at, BLOCK, mode)
+            if mode.at_once == 2:  # the second block is on its way while the first is applied
+                following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
+            for more in gl.static_range(mode.at_once):
+                number = work.again + step + more
+                block = gl.where(number < here, number, here - 1 - step - more)
+                if mode.tiles > 1:
+                    mean, factor, term = _line(lines, line_at + block // work.blocks * 4, BLOCK)
+                y = _activate((x.to(gl.float32) - mean) * factor + term, norm.activation).to(y_ptr.dtype.element_ty)
+                r = (work.member + block % work.blocks * split.members) * mode.block_i + i
+                c = column + block // work.blocks * mode.block_j + j
+                to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
+                if mode.ragged:
+                    gl.store(to, y, mask=(r < view.reps) & (c < split.columns), cache_modifier=".cs")
                 else:
                     gl.store(to, y, cache_modifier=".cs")
-                if AT_ONCE == 2:
+                if mode.at_once == 2:
                     x = following
         at += here
-        again_at += again
-        late(STRESS, "apply used", WARPS)
-        barrier()
-        mbarrier.arrive(used.index(turn % 2), count=1)
+        again_at += work.again
+        late(mode.stress, "apply used", mode.warps)
+        release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
 
 
@@ -277,40 +249,37 @@ def _activate(z, ACTIVATION: gl.constexpr):
 
 
 @jit
-def _take(
-    ring, full, empty, step, here, again, at, again_at,
-    SLOTS: gl.constexpr, BACK: gl.constexpr, BLOCK: gl.constexpr, WARPS: gl.constexpr, STRESS: gl.constexpr,
-):  # fmt: skip
-    """The block that is applied at this step, out of the ring."""
-    slot, phase = (at + again + step) % SLOTS, (at + again + step) // SLOTS & 1
-    if BACK > 0:  # noqa: SIM102
+def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.constexpr):
+    """The block of this step, out of the ring."""
+    slot, phase = (at + again + step) % mode.slots, (at + again + step) // mode.slots & 1
+    if mode.back > 0:  # noqa: SIM102
         if again + step >= here:
-            slot, phase = SLOTS + (again_at + again + step - here) % BACK, (again_at + again + step - here) // BACK & 1
-    mbarrier.wait(full.index(slot), phase)
-    if fenced(STRESS, "early"):
-        _release(empty, slot, STRESS)
-    late(STRESS, "apply block", WARPS)
-    crowded(STRESS, "apply crowd", ring, WARPS)
-    x = ring.index(slot).load(BLOCK)
-    late(STRESS, "apply release", WARPS)
-    if not fenced(STRESS, "early"):
-        _release(empty, slot, STRESS)
+            number = again_at + again + step - here
+            slot, phase = mode.slots + number % mode.back, number // mode.back & 1
+    acquire_to_read(ring, slot, phase)
+    if fenced(mode.stress, "early"):
+        _release_block(ring, slot, mode)
+    late(mode.stress, "apply block", mode.warps)
+    crowded(mode.stress, "apply crowd", ring.buffer, mode.warps)
+    x = ring.buffer.index(slot).load(BLOCK)
+    late(mode.stress, "apply release", mode.warps)
+    if not fenced(mode.stress, "early"):
+        _release_block(ring, slot, mode)
     return x
 
 
 @jit
-def _release(empty, slot, STRESS: gl.constexpr):
-    """A group of warps has loaded a block: its slot may be refilled."""
-    if fenced(STRESS, "readers"):
+def _release_block(ring, slot, mode: gl.constexpr):
+    """This group has loaded a block: its slot may be refilled."""
+    if fenced(mode.stress, "readers"):
         fence_async_shared()
-    barrier()
-    mbarrier.arrive(empty.index(slot), count=1)
+    release_to_writer(ring, slot)
 
 
 @jit
 def _line(lines, at, BLOCK: gl.constexpr):
     """mean, factor and term of the columns of a block."""
-    mean = lines.index(at).load(gl.SliceLayout(0, BLOCK))
-    factor = lines.index(at + 1).load(gl.SliceLayout(0, BLOCK)) * lines.index(at + 2).load(gl.SliceLayout(0, BLOCK))
-    term = lines.index(at + 3).load(gl.SliceLayout(0, BLOCK))
+    mean = lines.buffer.index(at).load(gl.SliceLayout(0, BLOCK))
+    factor = lines.buffer.index(at + 1).load(gl.SliceLayout(0, BLOCK)) * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
+    term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))
     return gl.expand_dims(mean, 0), gl.expand_dims(factor, 0), gl.expand_dims(term, 0)

@@ -1,7 +1,7 @@
-"""How teams on Hopper cut a problem: blocks in a ring of shared memory.
+"""How the ring family cuts a problem into blocks in shared memory.
 
-A unit is the smallest span of blocks of columns that begins and ends with a set. Of all ways to cut, the one that takes the least time by a
-small model of the pipeline; `ring_cost` is that time.
+A unit of work is the shortest span of blocks of columns that begins and ends with a set. A small model of the pipeline gives the time of
+every candidate. The schedule is the fastest one, and its time is the cost.
 """
 
 from __future__ import annotations
@@ -10,49 +10,36 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import ceil, lcm
 
-from onepass.backends.gpu.launches import Pass, power_of_two, programs_of, quickest
-from onepass.backends.gpu.walk import RING, Walk, axis_mask, walk
+from onepass.backends.gpu.cost import LAUNCH
+from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
+from onepass.backends.gpu.walk import AXIS_R, Walk, axis_mask, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-ALIGNED = 16  # bytes: copies by descriptor begin there
+from .launch import RingLaunch
 
+ALIGNMENT = 16  # bytes: where the rows of a descriptor begin
 
-WARPS = 8  # of those that reduce, and of those that apply. H200, 2026-11-15: with 4 and 4 they fall behind
-
+WARPS = 8  # of `reduce`, and of `apply`. H200, 2026-11-15: with 4 each they fall behind
 
 SLOT = 16384  # bytes of a block
 
+RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler; blocks and lines have the rest
 
-OTHER = 9216  # bytes of shared memory for all but blocks and lines: barriers, moments, what the compiler takes
+BACK, SPARE = 3, 4  # slots for blocks that are read again, and for those that pass; the others keep their blocks
 
-
-BACK, SPARE = 3, 4  # slots for blocks that come again, and for those that pass; the others keep theirs
-
-
-SETS = 32  # of a unit, that few warps combine: 64 take 17 us
-
+MOST_SETS = 32  # of a unit, which few warps combine: 64 sets take 17 us
 
 # H200, 2026-11-15, in microseconds.
-LAUNCH = 3.0
-
-
 EXCHANGE = 8.0  # from the last block of a unit in shared memory to the first one out of it
+BLOCK = 1.25  # to load, reduce, apply and store a block of 16 KB, on all multiprocessors
+UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine a unit's moments, and more for each of its tiles and sets
 
+# H200, 2026-11-15, as factors of a block's time.
+NARROW = 1.1  # for chunks of 128 bytes instead of 256, if teams do not read them side by side
+AGAIN = 0.4  # more for a block that is read again
 
-BLOCK = 1.25  # to load, reduce, apply and store a block of 16 KB, all multiprocessors at it
-
-
-UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish a unit's moments and combine them, and more for each of its tiles and sets
-
-
-NARROW = 1.1  # chunks of 128 bytes against those of 256, where teams do not read them side by side
-
-
-AGAIN = 0.4  # of a block's time, once more, for one that comes again
-
-
-SCALE = 4 / 3  # to the scale of the other families' costs, which count 3 TB/s where 4 are measured
+SCALE = 4 / 3  # to the scale of the other families' costs, which count 3 TB/s where 4 TB/s are measured
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -63,85 +50,87 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
         return ["a set is one run: there is nothing to share"]
     reasons = []
     if not w.dense or (w.outer > 1 and w.x[0] != w.reps * w.x[1]):
-        reasons.append("rows are not evenly spaced, or columns not contiguous, as one descriptor of x needs them")
+        reasons.append("one descriptor cannot describe x: its rows are not evenly spaced, or its columns not contiguous")
     if w.x[1] < w.columns:
-        reasons.append("rows of x overlap, and those of a descriptor do not")
-    if w.x[1] * size % ALIGNED:
-        reasons.append(f"rows are {w.x[1] * size} bytes apart, and copies by descriptor begin at multiples of {ALIGNED}")
+        reasons.append("one descriptor cannot describe x: its rows overlap")
+    if w.x[1] * size % ALIGNMENT:
+        reasons.append(f"rows are {w.x[1] * size} bytes apart, and copies by descriptor begin at multiples of {ALIGNMENT}")
     if max(w.outer * w.reps, w.total) >= 2**31 or w.columns >= 2**20:
-        reasons.append("there are more rows or columns than a descriptor counts")
+        reasons.append("there are more rows or columns than a descriptor can count")
     if problem.addends:
-        reasons.append("a residual is added where blocks are read through registers")
-    if (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & 2:
-        reasons.append("each row has parameters of its own")
-    if not reasons and not any(_cuts(problem, w, device)):
-        reasons.append(f"more than {SETS} sets of {w.run} columns have to be combined at a time")
+        reasons.append("it cannot add a residual: blocks go straight to shared memory")
+    if (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
+        reasons.append("each row has its own parameters")
+    if not reasons and not any(_candidates(problem, w, device)):
+        reasons.append(f"more than {MOST_SETS} sets of {w.run} columns would be combined at a time")
     return reasons
 
 
-@lru_cache(256)  # asked for its cost, and for itself
-def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    return quickest(problem, device, invariant, _cuts, _time)
+@lru_cache(256)  # the planner needs it for the cost and for the plan
+def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RingLaunch, ...]:
+    return fastest(problem, device, invariant, _candidates, _time)
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
-    (step,) = ring_launches(problem, device, invariant)
-    if invariant:  # the choice must not depend on how much there is
-        again = 1 - min(step.keep / _blocks(step), 1)
+    (launch,) = ring_launches(problem, device, invariant)
+    if invariant:  # the choice must not depend on the size of the batch
+        again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + AGAIN * again) / 1e3
-    return SCALE * _time(problem, step, device)
+    return SCALE * _time(problem, launch, device)
 
 
-def _cuts(problem: NormProblem, w: Walk, device: Device) -> Iterator[Pass]:
+def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
+    """Blocks of several sizes, by teams of several sizes."""
     size = problem.dtype.itemsize
     for block_j in (32, 64, 128):
-        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)
+        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
         tiles, sets = span // block_j, min(ceil(span / w.run), w.sets)
-        near = _near(w, block_j, tiles, sets)
-        if not min(128, w.columns * size) <= block_j * size <= 256 or sets > SETS:
+        if not min(128, w.columns * size) <= block_j * size <= 256 or sets > MOST_SETS:
             continue
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
-            slots = min((device.shared - OTHER - tiles * 32 * block_j) // slot, 32)
+            slots = min((device.shared - RESERVED - tiles * 32 * block_j) // slot, 32)
             if slots < BACK + SPARE + 2:
                 continue
-            rows = ceil(w.reps / block_i)
+            rows = ceil(w.reps / block_i)  # of blocks
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
                 spans, fits = ceil(w.columns / span), tiles * ceil(rows / members) <= slots
-                yield Pass(
-                    *(RING, w, programs_of(w.outer * spans, members, device), WARPS, block_i, block_j, near, 0, fits, True, True),
-                    *(members, 1, block_i, spans, slots if fits else slots - BACK),
-                    sets=sets,
+                yield RingLaunch(
+                    walk=w,
+                    programs=team_programs(w.outer * spans, members, device),
+                    warps=WARPS,
+                    block_i=block_i,
+                    block_j=block_j,
+                    members=members,
+                    spans=spans,
                     tiles=tiles,
+                    sets=sets,
+                    sets_per_block=_sets_per_block(w, block_j, tiles, sets),
+                    slots=slots if fits else slots - BACK,
                     keep=slots if fits else slots - BACK - SPARE,
                     back=0 if fits else BACK,
                 )
 
 
 def _even(rows: int, most: int) -> int:
-    """Members for so many rows of blocks: no more than leave the busiest one as many blocks."""
+    """The fewest members that leave the busiest one no more of `rows` rows of blocks than `most` members would."""
     return ceil(rows / ceil(rows / most))
 
 
-def _near(w: Walk, block_j: int, tiles: int, sets: int) -> int:
-    """How many sets one block of columns meets, as a power of two."""
+def _sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
+    """How many sets a block of columns meets at most, rounded up to a power of two."""
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 
 
-def _blocks(step: Pass) -> int:
-    """Of a unit, for its busiest member."""
-    return step.tiles * ceil(ceil(step.walk.reps / step.block_i) / step.parts_r)
-
-
-def _time(problem: NormProblem, step: Pass, device: Device) -> float:
-    """Microseconds. A team has as many units in the ring as it holds; the last one's exchange is hidden by the others."""
-    rounds, blocks = ceil(step.units / step.teams), _blocks(step)
-    size = step.block_i * step.block_j * problem.dtype.itemsize / SLOT
-    block = BLOCK * size * max(0.5 + 0.5 * step.programs / device.sms, 0.6)
-    if step.block_j * problem.dtype.itemsize < 256 and step.teams == 1:
+def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
+    """Microseconds. The ring holds several units, and the exchange of one is hidden behind the others."""
+    rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
+    size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
+    block = BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
         block *= NARROW
-    again = max(blocks - step.keep, 0)
-    spare = max(step.stages - min(blocks, step.keep), 1)
-    handed = UNIT + TILE * step.tiles + SET * step.sets
-    unit = max(blocks * block, handed, EXCHANGE * min(blocks, step.keep) / spare) + again * AGAIN * block
+    again = max(blocks - launch.keep, 0)
+    spare = max(launch.slots - min(blocks, launch.keep), 1)
+    exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
+    unit = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
     return LAUNCH + EXCHANGE + blocks * block / 2 + rounds * unit

@@ -26,7 +26,7 @@ class Row(TrafficFamily):
         longest = schedule_backward.LONGEST_ROW if direction == BACKWARD else schedule.LONGEST_ROW
         if x.run > longest:
             return [f"a row of {x.run} is longer than the {longest} that one program keeps"]
-        return schedule_backward.row_cannot(problem, device) if direction == BACKWARD else []
+        return schedule_backward.row_unsupported(problem, device) if direction == BACKWARD else []
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.row_launches if direction == BACKWARD else schedule.row_launches
@@ -40,7 +40,7 @@ class RowReread(TrafficFamily):
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
         reasons = no_statistics(problem, device)
-        return reasons or (schedule_backward.row_reread_cannot(problem, device) if direction == BACKWARD else [])
+        return reasons or (schedule_backward.row_reread_unsupported(problem, device) if direction == BACKWARD else [])
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.row_reread_launches if direction == BACKWARD else schedule.row_reread_launches

@@ -1,10 +1,12 @@
-"""The row walk: a set is a run of contiguous elements, or several such runs."""
+"""The row walk: a set is one run of contiguous elements, or several such runs."""
 
 import triton
 import triton.language as tl
 
 from onepass.backends.gpu.device.affine import fold_affine
-from onepass.backends.gpu.device.elements import load, program, store
+from onepass.backends.gpu.device.axes import AXIS_O, AXIS_R, AXIS_S, AXIS_T
+from onepass.backends.gpu.device.elements import load, load_x, program, store
+from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import (
     inverse_deviation,
     lanes,
@@ -15,162 +17,136 @@ from onepass.backends.gpu.device.moments import (
     store_statistics,
     update,
 )
+from onepass.backends.gpu.partials.combine import PartArguments
 
 
 @triton.jit
 def row_forward(
-    x_ptr, residual_ptr, sum_ptr, y_ptr, weight_ptr, bias_ptr, scale_ptr, shift_ptr, mean_ptr, rstd_ptr, var_ptr, parts_ptr,
-    eps, total, reps, sets, run, x_o, x_r, x_s, y_o, y_r, y_s,
-    p_every, p_period, p_o, p_r, p_s, p_run, p_t, m_every, m_period, m_o, m_r, m_s, m_run, m_t,
-    parts_r, parts_t, chunk_r, chunk_t, m2_at, columns,
-    PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
-    RESIDENT: tl.constexpr, REDUCE: tl.constexpr, APPLY: tl.constexpr, WIDE: tl.constexpr, FLAT: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
-    SHORT: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
+    io: Tensors, affine: Affine, stats: Statistics, parts_ptr, eps, total, view: View, maps: Maps, split: PartArguments,
+    norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """FLAT: a set is one run, and along I lie several sets. Else a program has one set or a part of it, and along I lie its runs.
-
-    SHORT: a run fits into a block.
-    """
-    x, operands, statistics = (x_ptr, residual_ptr, sum_ptr), (weight_ptr, bias_ptr, scale_ptr, shift_ptr), (mean_ptr, rstd_ptr, var_ptr)
-    maps = (p_every, p_period, p_o, p_r, p_s, p_run, p_t), (m_every, m_period, m_o, m_r, m_s, m_run, m_t)
-    strides = x_o, x_r, x_s, y_o, y_r, y_s
-    pid = program(not REDUCE, WIDE, LEADS, FOLLOWS)
-    if RESIDENT:
-        step = tl.num_programs(0) * BLOCK_I
-        if STAGES > 1:  # each program has many blocks, and loads one while it works on another
-            for first in tl.range(pid * BLOCK_I, total, step, num_stages=STAGES):
-                _resident(
-                    x, y_ptr, operands, statistics, eps, first, total, sets, run, strides, maps,
-                    PARAM, MODULATION, OFFSET, CENTERED, ACTIVATION, BLOCK_I, BLOCK_J, TAIL,
-                )  # fmt: skip
+    """`total` sets. `norm` is a Norm, `block` a RowBlock, `mode` a RowMode."""
+    pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
+    if mode.resident:
+        step = tl.num_programs(0) * block.i
+        if block.stages > 1:  # each program has many blocks, and loads one while it works on another
+            for first in tl.range(pid * block.i, total, step, num_stages=block.stages):
+                _resident(io, affine, stats, eps, first, total, view, maps, norm, block)
         else:
-            _resident(
-                x, y_ptr, operands, statistics, eps, pid * BLOCK_I, total, sets, run, strides, maps,
-                PARAM, MODULATION, OFFSET, CENTERED, ACTIVATION, BLOCK_I, BLOCK_J, TAIL,
-            )  # fmt: skip
+            _resident(io, affine, stats, eps, pid * block.i, total, view, maps, norm, block)
     else:
-        _part(
-            x, y_ptr, operands, statistics, parts_ptr, eps, pid, total, reps, sets, run, strides, maps,
-            parts_r, parts_t, chunk_r, chunk_t, m2_at,
-            PARAM, MODULATION, OFFSET, CENTERED, ACTIVATION, REDUCE, APPLY, FLAT, BLOCK_I, BLOCK_J, SHORT, STAGES,
-        )  # fmt: skip
+        _part(io, affine, stats, parts_ptr, eps, pid, total, view, maps, split, norm, block, mode)
 
 
 @triton.jit
-def _resident(
-    x_ptrs, y_ptr, operands, statistics, eps, first, total, sets, run, strides, maps,
-    PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, TAIL: tl.constexpr,
-):  # fmt: skip
-    """Whole sets, of one run each, from `first` on. Where a power of two is too long by far, a run is two blocks, the second its tail."""
-    x_o, _, x_s, y_o, _, y_s = strides
-    set_, j = first + tl.arange(0, BLOCK_I)[:, None], tl.arange(0, BLOCK_J)[None, :]
-    o, s = set_ // sets, set_ % sets
-    x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
-    here, inside = set_ < total, j < run
-    x = load(x_ptrs, x_at + j, here & inside, "")
-    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr):
+    """Whole sets of one run each, from set `first` on. With a remainder, a run is two blocks."""
+    set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
+    o, s = set_ // view.sets, set_ % view.sets
+    x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+    here, inside = set_ < total, j < view.run
+    x = load(io, x_at + j, here & inside, "")
+    DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
     mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
-    if TAIL:
-        j_tail = BLOCK_J + tl.arange(0, TAIL)[None, :]
-        inside_tail = j_tail < run
-        x_tail = load(x_ptrs, x_at + j_tail, here & inside_tail, "")
-        mean += tl.sum(scaled_down(x_tail, DTYPE), 1, keep_dims=True)
-    mean = scaled_up(mean / run, DTYPE)  # (2)
-    if CENTERED:
+    if block.remainder:
+        j_rest = block.j + tl.arange(0, block.remainder)[None, :]
+        inside_rest = j_rest < view.run
+        x_rest = load(io, x_at + j_rest, here & inside_rest, "")
+        mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
+    mean = scaled_up(mean / view.run, DTYPE)  # (2)
+    if norm.centered:
         x = tl.where(here & inside, x - mean, 0.0)
     var = tl.sum(x * x, 1, keep_dims=True)
-    if TAIL:
-        if CENTERED:
-            x_tail = tl.where(here & inside_tail, x_tail - mean, 0.0)
-        var += tl.sum(x_tail * x_tail, 1, keep_dims=True)
-    var = var / run  # (3)
+    if block.remainder:
+        if norm.centered:
+            x_rest = tl.where(here & inside_rest, x_rest - mean, 0.0)
+        var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
+    var = var / view.run  # (3)
     rstd = inverse_deviation(var, eps)
-    store_statistics(statistics, set_, mean, rstd, var, here)
-    factor, term = fold_affine(rstd, operands, maps, (o, 0, s, j), here, inside, OFFSET, PARAM, MODULATION, 5, 8)
-    store(y_ptr, y_at + j, x * factor + term, here & inside, ACTIVATION, "")
-    if TAIL:
-        factor, term = fold_affine(rstd, operands, maps, (o, 0, s, j_tail), here, inside_tail, OFFSET, PARAM, MODULATION, 5, 8)
-        store(y_ptr, y_at + j_tail, x_tail * factor + term, here & inside_tail, ACTIVATION, "")
+    store_statistics(stats, set_, mean, rstd, var, here)
+    place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
+    factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+    store(io.y_ptr, y_at + j, x * factor + term, here & inside, norm.activation, "")
+    if block.remainder:
+        place = Place(o=o, r=0, s=s, t=j_rest, i_inside=here, j_inside=inside_rest)
+        factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+        store(io.y_ptr, y_at + j_rest, x_rest * factor + term, here & inside_rest, norm.activation, "")
 
 
 @triton.jit
 def _part(
-    x_ptrs, y_ptr, operands, statistics, parts_ptr, eps, pid, total, reps, sets, run, strides, maps,
-    parts_r, parts_t, chunk_r, chunk_t, m2_at,
-    PARAM: tl.constexpr, MODULATION: tl.constexpr, OFFSET: tl.constexpr, CENTERED: tl.constexpr, ACTIVATION: tl.constexpr,
-    REDUCE: tl.constexpr, APPLY: tl.constexpr, FLAT: tl.constexpr,
-    BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, SHORT: tl.constexpr, STAGES: tl.constexpr,
+    io, affine, stats, parts_ptr, eps, pid, total, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
 ):  # fmt: skip
-    """A part of sets, block by block: their moments, or y, or one after the other."""
-    BOTH: tl.constexpr = REDUCE and APPLY
-    x_o, x_r, x_s, y_o, y_r, y_s = strides
-    i, j = tl.arange(0, BLOCK_I)[:, None], tl.arange(0, BLOCK_J)[None, :]
-    set_, part = pid // (parts_r * parts_t), pid % (parts_r * parts_t)
-    part_r, part_t = part // parts_t, part % parts_t
-    r_start = part_r * chunk_r
-    r_end = tl.minimum(r_start + chunk_r, reps)
-    if SHORT:
-        t_start, t_end, steps = 0, run, 1
+    """A part of one set, or of several, block by block: its moments, or y, or both in turn."""
+    BOTH: tl.constexpr = mode.reduce and mode.apply
+    i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
+    set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
+    part_r, part_t = part // split.parts_t, part % split.parts_t
+    r_start = part_r * split.chunk_r
+    r_end = tl.minimum(r_start + split.chunk_r, view.reps)
+    if block.run_fits:
+        t_start, t_end, steps = 0, view.run, 1
     else:
-        t_start = part_t * chunk_t * BLOCK_J
-        t_end = tl.minimum(t_start + chunk_t * BLOCK_J, run)
-        steps = tl.cdiv(t_end - t_start, BLOCK_J)
+        t_start = part_t * split.chunk_t * block.j
+        t_end = tl.minimum(t_start + split.chunk_t * block.j, view.run)
+        steps = tl.cdiv(t_end - t_start, block.j)
     here = None
-    if FLAT:
-        set_ = set_ * BLOCK_I + i
+    if mode.flat:
+        set_ = set_ * block.i + i
         here = set_ < total
-    o, s = set_ // sets, set_ % sets
-    x_at, y_at = o.to(tl.int64) * x_o + s.to(tl.int64) * x_s, o.to(tl.int64) * y_o + s.to(tl.int64) * y_s
-    if REDUCE:
+    o, s = set_ // view.sets, set_ % view.sets
+    x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+    if mode.reduce:
         KEEP: tl.constexpr = "evict_last" if BOTH else ""
-        mean, m2 = tl.zeros((BLOCK_I, BLOCK_J), tl.float32), tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
+        mean, m2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
         k = 0.0
-        n = lanes(t_start, t_end, BLOCK_J)[None, :]
-        if FLAT:
-            for t0 in tl.range(t_start, t_end, BLOCK_J, num_stages=STAGES):
+        n = lanes(t_start, t_end, block.j)[None, :]
+        if mode.flat:
+            for t0 in tl.range(t_start, t_end, block.j, num_stages=block.stages):
                 mask = here & (t0 + j < t_end)
                 k += 1.0
-                mean, m2 = update(mean, m2, k, load(x_ptrs, x_at + (t0 + j), mask, KEEP), mask, CENTERED)
-            mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, CENTERED)
+                mean, m2 = update(mean, m2, k, load(io, x_at + (t0 + j), mask, KEEP), mask, norm.centered)
+            mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, norm.centered)
         else:
-            # A lane that has run past the end sees no more elements: there is one step along t, or one run at a time.
+            # `update` counts k for all lanes, so a lane past its end must have no further elements. It has none: there is one step along t,
+            # or one run at a time.
             for step in range(steps):
-                t = t_start + step * BLOCK_J + j
-                for r0 in tl.range(r_start, r_end, BLOCK_I, num_stages=STAGES):
+                t = t_start + step * block.j + j
+                for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
                     mask = (r0 + i < r_end) & (t < t_end)
                     k += 1.0
-                    x = load(x_ptrs, x_at + (r0 + i).to(tl.int64) * x_r + t, mask, KEEP)
-                    mean, m2 = update(mean, m2, k, x, mask, CENTERED)
-            n = n * lanes(r_start, r_end, BLOCK_I)[:, None]
-            mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, CENTERED)
-        if APPLY:
-            var = m2 / reps / run
+                    x = load(io, x_at + (r0 + i).to(tl.int64) * view.x_r + t, mask, KEEP)
+                    mean, m2 = update(mean, m2, k, x, mask, norm.centered)
+            n = n * lanes(r_start, r_end, block.i)[:, None]
+            mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, norm.centered)
+        if mode.apply:
+            var = m2 / view.reps / view.run
             rstd = inverse_deviation(var, eps)
-            store_statistics(statistics, set_, mean, rstd, var, here)
+            store_statistics(stats, set_, mean, rstd, var, here)
         else:
-            at = ((o.to(tl.int64) * parts_r + part_r) * sets + s) * parts_t + part_t
+            at = ((o.to(tl.int64) * split.parts_r + part_r) * view.sets + s) * split.parts_t + part_t
             tl.store(parts_ptr + at, mean, mask=here)
-            tl.store(parts_ptr + m2_at + at, m2, mask=here)
+            tl.store(parts_ptr + split.m2_offset + at, m2, mask=here)
     else:
-        mean, rstd = load_statistics(statistics, set_, eps, here)
-    if APPLY:
+        mean, rstd = load_statistics(stats, set_, eps, here)
+    if mode.apply:
         DROP: tl.constexpr = "evict_first" if BOTH else ""
-        x_ptr = x_ptrs[0]
-        if FLAT:
-            for step in tl.range(0, steps, num_stages=STAGES):
-                t = t_start + (steps - 1 - step) * BLOCK_J + j  # backwards: what was read last is still in the cache
+        if mode.flat:
+            for step in tl.range(0, steps, num_stages=block.stages):
+                t = t_start + (steps - 1 - step) * block.j + j  # backwards: what was read last is still in the cache
                 inside = t < t_end
-                x = load((x_ptr, None, None), x_at + t, here & inside, DROP)
-                factor, term = fold_affine(rstd, operands, maps, (o, 0, s, t), here, inside, OFFSET, PARAM, MODULATION, 5, 8)
-                store(y_ptr, y_at + t, (x - mean) * factor + term, here & inside, ACTIVATION, DROP)
+                x = load_x(io.x_ptr, x_at + t, here & inside, DROP)
+                place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=inside)
+                factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+                store(io.y_ptr, y_at + t, (x - mean) * factor + term, here & inside, norm.activation, DROP)
         else:
             for step in range(steps):
-                t = t_start + (steps - 1 - step) * BLOCK_J + j
+                t = t_start + (steps - 1 - step) * block.j + j
                 inside = t < t_end
-                for r0 in tl.range(r_start, r_end, BLOCK_I, num_stages=STAGES):
+                for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
                     r = r0 + i
-                    x = load((x_ptr, None, None), x_at + r.to(tl.int64) * x_r + t, (r < r_end) & inside, DROP)
-                    factor, term = fold_affine(rstd, operands, maps, (o, r, s, t), r < r_end, inside, OFFSET, PARAM, MODULATION, 2, 8)
-                    store(y_ptr, y_at + r.to(tl.int64) * y_r + t, (x - mean) * factor + term, (r < r_end) & inside, ACTIVATION, DROP)
+                    x = load_x(io.x_ptr, x_at + r.to(tl.int64) * view.x_r + t, (r < r_end) & inside, DROP)
+                    place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=inside)
+                    factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_T)
+                    y_row = y_at + r.to(tl.int64) * view.y_r
+                    store(io.y_ptr, y_row + t, (x - mean) * factor + term, (r < r_end) & inside, norm.activation, DROP)

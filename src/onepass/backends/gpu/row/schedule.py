@@ -1,41 +1,57 @@
+"""How the row walk cuts a forward into launches."""
+
 from __future__ import annotations
 
 from math import ceil
 
-from onepass.backends.gpu.launches import Pass, chained, head_and_tail, power_of_two, stages_that_fit, warps_for
-from onepass.backends.gpu.partials.schedule import combine_launch
-from onepass.backends.gpu.walk import ROW, Walk, walk
+from onepass.backends.gpu.launches import ForwardLaunch, block_and_remainder, chained, power_of_two, stages_that_fit, warps_for
+from onepass.backends.gpu.partials.combine import Split, combine_launch
+from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-LONGEST_ROW = 32768  # elements that one program can keep in registers
+from .launch import RowLaunch
+
+LONGEST_ROW = 32768  # elements that fit in the registers of one program
 
 
-def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    """Whole rows in registers, `each` elements for a thread: short rows 32 to a program, long ones alone."""
+def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
+    """Whole rows in registers. A program has 32 or more short rows, or one long row."""
     w = walk(problem)
-    block_j, tail = head_and_tail(w.run)
-    length, stages, most = block_j + tail, 1, 0
-    block_i, each = 1, 36 if tail else 16 if length <= 2048 else 32
-    if length > 8192:  # too few blocks fit on a multiprocessor to hide one's loads behind another's work
-        each, stages, most = 48, 3, 1
+    block_j, remainder = block_and_remainder(w.run)
+    length, stages, most_warps = block_j + remainder, 1, 0  # warps on a multiprocessor, if stages > 1
+    block_i, per_thread = 1, 36 if remainder else 16 if length <= 2048 else 32  # elements
+    if length > 8192:  # too few blocks fit on a multiprocessor to hide the loads of one behind the work on another
+        per_thread, stages, most_warps = 48, 3, 1
     elif length <= 256:
         block_i = max(32, 2048 // length)
-    elif problem.scale or problem.shift:  # read with each row, as much as x
-        each, stages, most = 36, 3, 12
-    elif 2048 < length <= 4096 or (length <= 1024 and not tail):
+    elif problem.scale or problem.shift:  # as large as x, and read with each row
+        per_thread, stages, most_warps = 36, 3, 12
+    elif 2048 < length <= 4096 or (length <= 1024 and not remainder):
         block_i = 2
-    if not invariant:  # few rows: some for each multiprocessor
+    if not invariant:  # few rows: spread them over the multiprocessors
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
     programs, stages = ceil(w.total / block_i), stages_that_fit(problem, device, length, stages)
-    warps = warps_for(length * block_i // each, device)
+    warps = warps_for(length * block_i // per_thread, device)
     if stages > 1:
-        programs = min(programs, max(most // warps, 1) * device.sms)
-    return (Pass(ROW, w, programs, warps, block_i, block_j, 1, tail, True, True, True, stages=stages),)
+        programs = min(programs, max(most_warps // warps, 1) * device.sms)
+    launch = RowLaunch(
+        walk=w,
+        programs=programs,
+        warps=warps,
+        block_i=block_i,
+        block_j=block_j,
+        remainder=remainder,
+        stages=stages,
+        resident=True,
+        reduce=True,
+        apply=True,
+    )
+    return (launch,)
 
 
-def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Pass, ...]:
-    """One kernel where there are sets for every multiprocessor, or small ones; else parts of sets, and their moments combined."""
+def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
+    """One launch if sets are small, or enough for all multiprocessors. Else three: reduce parts of sets, combine them, apply."""
     w, flat = walk(problem, cut=True), walk(problem)
     whole = w.total >= device.sms or w.reps * w.run <= 2**16
     if whole and not (invariant or problem.spec.mix or problem.addends):
@@ -46,31 +62,43 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
         if w.run <= 2**17:
             return (row_parts(w, device, 1, 4096, 512, reduce=True, apply=True),)
         return (row_parts(w, device, 1, 2048, 256, stages_that_fit(problem, device, 2048, 3), reduce=True, apply=True),)
+    # Programs for each multiprocessor, elements of a block, threads, stages.
     if flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
-        threads = 128 if device.chains else 256  # fewer spill on sm_80
+        threads = 128 if device.chains else 256  # with 128, registers spill on sm_80
         reduce, apply = (2, 4096, threads, stages_that_fit(problem, device, 4096, 3)), (8, 4096, 512)
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
-    taken = row_parts(flat, device, parts, *reduce[1:], reduce=True)
+    reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
     applied = row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
-    return chained(device, (taken, combine_launch(flat, taken, device), applied))
+    return chained(device, (reduced, combine_launch(flat, reduced.parts, device), applied))
 
 
 def row_parts(
     w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False
-) -> Pass:
+) -> RowLaunch:
     """Each set in about so many parts, in blocks of `size` elements."""
     block_j = min(power_of_two(w.run), size)
     block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j  # runs of a set, or sets of one run
+    split = split_set(w, parts, block_i, block_j)
+    sets = ceil(w.total / block_i) if w.reps == 1 else w.total
+    return RowLaunch(
+        walk=w,
+        programs=sets * split.parts_r * split.parts_t,
+        warps=warps_for(threads * block_i * block_j // size, device),
+        block_i=block_i,
+        block_j=block_j,
+        split=split,
+        stages=stages,
+        reduce=reduce,
+        apply=apply,
+    )
+
+
+def split_set(w: Walk, parts: int, block_i: int, block_j: int) -> Split:
+    """About so many parts of whole blocks: first along the runs, then along each run."""
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     steps = ceil(w.run / block_j)
     chunk_t = ceil(steps / ceil(parts / parts_r))
-    parts_t = ceil(steps / chunk_t)
-    warps = warps_for(threads * block_i * block_j // size, device)
-    sets = ceil(w.total / block_i) if w.reps == 1 else w.total
-    return Pass(
-        *(ROW, w, sets * parts_r * parts_t, warps, block_i, block_j, 1, 0, False, reduce, apply),
-        *(parts_r, parts_t, chunk_r, chunk_t, stages),
-    )
+    return Split(parts_r, ceil(steps / chunk_t), chunk_r, chunk_t)

@@ -26,7 +26,7 @@ class Tile(TrafficFamily):
         module = schedule_backward if direction == BACKWARD else schedule
         if module.tile_size(problem) > module.LARGEST_TILE:
             return [f"sets of {x.reps} x {x.run} are larger than the {module.LARGEST_TILE} elements that one program keeps"]
-        return schedule_backward.tile_cannot(problem, device) if direction == BACKWARD else []
+        return schedule_backward.tile_unsupported(problem, device) if direction == BACKWARD else []
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.tile_launches if direction == BACKWARD else schedule.tile_launches
@@ -42,7 +42,7 @@ class TileReread(TrafficFamily):
         reasons, x = no_statistics(problem, device), problem.x
         if not reasons and x is not None and x.reps == 1:
             return ["a set is one run: there is nothing to reduce across"]
-        return reasons or (schedule_backward.tile_reread_cannot(problem, device) if direction == BACKWARD else [])
+        return reasons or (schedule_backward.tile_reread_unsupported(problem, device) if direction == BACKWARD else [])
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.tile_reread_launches if direction == BACKWARD else schedule.tile_reread_launches

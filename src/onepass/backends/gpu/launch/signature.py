@@ -1,0 +1,99 @@
+"""From the arguments of a kernel to types, constants and divisors, as Triton's compiler takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .descriptor import Descriptor
+from .fields import CONSTANT, COUNT, POINTER, REAL, Kind, Wide, kinds
+
+ALIGNMENT = 16  # bytes: the largest divisor that the compiler uses, and the width of a vector load
+
+TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+
+Path = tuple[int, ...]  # argument, field, field of the field
+
+
+class PointerLeaf(NamedTuple):
+    path: Path
+    name: str  # of the operand: the field's name without "_ptr"
+    dtype: torch.dtype
+
+
+class Signature(NamedTuple):
+    """The arguments of a kernel, leaf by leaf. `numbers` are the values that every launch passes after the pointers."""
+
+    types: tuple[tuple[str, Any], ...]  # for each argument, its type or a NamedTuple of types
+    constants: tuple[tuple[Path, Any], ...]
+    divisors: tuple[tuple[Path, int], ...]
+    pointers: tuple[PointerLeaf, ...]
+    numbers: tuple[int | float, ...]
+
+
+def signature_of(names: Sequence[str], arguments: Sequence[Any]) -> Signature:
+    """`names` are those of the kernel's parameters.
+
+    An argument is a NamedTuple, a dtype (a pointer) or None (a missing one), a float, an int (a count), or a descriptor.
+    """
+    leaves = _Leaves()
+    types = tuple((name, leaves.argument(name, value, (at,))) for at, (name, value) in enumerate(zip(names, arguments, strict=True)))
+    return Signature(types, tuple(leaves.constants), tuple(leaves.divisors), tuple(leaves.pointers), tuple(leaves.numbers))
+
+
+class _Leaves:
+    def __init__(self) -> None:
+        self.constants: list[tuple[Path, Any]] = []
+        self.divisors: list[tuple[Path, int]] = []
+        self.pointers: list[PointerLeaf] = []
+        self.numbers: list[int | float] = []
+
+    def argument(self, name: str, value: Any, path: Path) -> Any:
+        if isinstance(value, Descriptor):
+            return value.type_name
+        if isinstance(value, tuple):
+            return self.group(value, path)
+        return self.leaf(name, REAL if isinstance(value, float) else COUNT if isinstance(value, int) else POINTER, value, path)
+
+    def group(self, value: Any, path: Path) -> Any:
+        fields = zip(value._fields, kinds(type(value)), value)
+        return type(value)(*(self.field(name, kind, leaf, (*path, at)) for at, (name, kind, leaf) in enumerate(fields)))
+
+    def field(self, name: str, kind: Any, value: Any, path: Path) -> Any:
+        return self.leaf(name, kind, value, path) if isinstance(kind, Kind) else self.group(value, path)
+
+    def leaf(self, name: str, kind: Kind, value: Any, path: Path) -> str:
+        if kind == CONSTANT or (kind.pointer and value is None) or (kind.zero_or_one and value in (0, 1)):
+            self.constants.append((path, value))
+            return "constexpr"
+        if kind.pointer:
+            self.pointers.append(PointerLeaf(path, name.removesuffix("_ptr"), value))
+            return f"*{TYPE_NAMES[value]}"
+        self.numbers.append(value)
+        if kind.real:
+            return "fp32"
+        divisor = min(value & -value, ALIGNMENT) if kind.divisor else 1
+        self.divisors += [(path, divisor)] if divisor > 1 else []
+        return "i64" if isinstance(value, Wide) or value >= 2**31 else "i32"
+
+
+def runtime_types(types: Any) -> list[str]:
+    """The types that a launch passes, in order, without constants."""
+    if isinstance(types, str):
+        return [] if types == "constexpr" else [types]
+    return [leaf for inner in types for leaf in runtime_types(inner)]
+
+
+def filled(arguments: Sequence[Any], operands: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """The arguments with tensors in the place of pointers, as Triton's interpreter takes them."""
+    return [_filled(name, value, operands) for name, value in zip(names, arguments)]
+
+
+def _filled(name: str, value: Any, operands: Mapping[str, Any]) -> Any:
+    if isinstance(value, torch.dtype):
+        return operands[name.removesuffix("_ptr")]
+    if isinstance(value, tuple):
+        return type(value)(*filled(value, operands, value._fields))  # pyright: ignore[reportAttributeAccessIssue]
+    return value

@@ -1,0 +1,91 @@
+"""The launch that combines the moments of the parts of sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from onepass.backends.gpu.device.groups import Statistics
+from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
+from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, power_of_two, warps_for
+from onepass.backends.gpu.walk import Walk
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+
+class Split(NamedTuple):
+    """A set in parts_r x parts_t parts. A part has chunk_r runs, and chunk_t elements (or blocks) of each."""
+
+    parts_r: int = 1
+    parts_t: int = 1
+    chunk_r: int = 1
+    chunk_t: int = 1
+
+
+WHOLE = Split()  # a set in one part
+
+
+class PartArguments(NamedTuple):
+    """A Split, and where the M2 of the parts lie: m2_offset elements after their means."""
+
+    parts_r: Count
+    parts_t: Count
+    chunk_r: Count
+    chunk_t: Count
+    m2_offset: Count
+
+
+class SetSizes(NamedTuple):
+    """A set has `reps` runs of `run` elements. There are `sets` sets for each o."""
+
+    reps: Length
+    sets: Index
+    run: Stride
+
+
+class CombineMode(NamedTuple):
+    block_i: int
+    block_j: int
+    centered: bool
+    pdl_trigger: bool
+    pdl_wait: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombineLaunch(ChainedLaunch, ForwardLaunch):
+    """One program for each set, which merges block_i x block_j of its parts at a time."""
+
+    name: ClassVar[str] = "combine"
+    split: Split  # counted in runs and elements
+
+    @property
+    def what(self) -> str:
+        return "parts"
+
+    def arguments(self, problem: NormProblem) -> tuple[Any, ...]:
+        w, spec, fp32 = self.walk, problem.spec, torch.float32
+        var = fp32 if spec.mix or problem.track else None
+        return (
+            fp32,
+            Statistics(fp32 if spec.centered else None, None if spec.mix else fp32, var),
+            float(spec.eps),
+            SetSizes(w.reps, w.sets, w.run),
+            PartArguments(*self.split, m2_offset=w.total * self.split.parts_r * self.split.parts_t),
+            CombineMode(self.block_i, self.block_j, spec.centered, self.pdl_trigger, self.pdl_wait),
+        )
+
+    def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
+        from onepass.backends.gpu.launch.launcher import Kernel
+
+        from .combine_kernel import combine
+
+        return Kernel(combine, self.arguments(problem), self.programs, self.warps, pdl=self.pdl_wait)
+
+
+def combine_launch(w: Walk, split: Split, device: Device) -> CombineLaunch:
+    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # two sizes only, because each is compiled
+    block_j = min(power_of_two(split.parts_t), size)
+    warps = warps_for(size // 8, device)
+    return CombineLaunch(walk=w, programs=w.total, warps=warps, block_i=size // block_j, block_j=block_j, split=split)

@@ -1,0 +1,151 @@
+"""The launch of the ring walk, and the arguments of its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of
+from onepass.backends.gpu.launch.descriptor import Descriptor
+from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
+from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
+from onepass.backends.gpu.team.launch import Exchange
+from onepass.core.problem import NormProblem
+
+RESET = "reset"  # a counter protocol: the last member that leaves a unit sets its counter to 0
+
+
+class RingView(NamedTuple):
+    """Sizes as in View, and the strides of y. A descriptor has those of x."""
+
+    reps: Length
+    sets: Index
+    run: Stride
+    y_o: Stride
+    y_r: Stride
+
+
+class RingSplit(NamedTuple):
+    members: Count  # programs that share the rows of a unit
+    teams: Count
+    spans: Count  # units for each o
+    columns: Length  # for each o
+
+
+class RingMode(NamedTuple):
+    block_i: int
+    block_j: int
+    tiles: int  # blocks of columns of a unit
+    sets: int  # of a unit at most, rounded up to a power of two
+    sets_per_block: int  # that a block of columns meets at most, rounded up to a power of two
+    parts: int  # members whose moments are combined at a time
+    slots: int  # of the ring
+    keep: int  # blocks of a unit that stay in the ring
+    back: int  # slots for the other blocks, which are read again
+    at_once: int  # blocks that are applied at a time: 1 or 2
+    warps: int  # of `reduce`, and of `apply`
+    ragged: bool  # the last block of rows or of columns is not full
+    stress: str | None  # what a stress test changes: see stress.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingLaunch(SharedSetLaunch):
+    """A unit of work is one o and a span of columns that begins and ends with a set. Members take its blocks of rows in turn."""
+
+    name: ClassVar[str] = "ring"
+    spans: int  # units for each o
+    tiles: int  # blocks of columns of a unit
+    sets: int  # of a unit
+    sets_per_block: int  # that a block of columns meets at most, rounded up to a power of two
+    slots: int  # of the ring, in blocks
+    keep: int  # blocks of a unit that stay in the ring
+    back: int  # slots for the other blocks, which are read again; 0 if all stay
+
+    @property
+    def units(self) -> int:
+        return self.walk.outer * self.spans
+
+    @property
+    def resident(self) -> bool:
+        """Whether x is read once."""
+        return not self.back
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of a unit, for its busiest member."""
+        return self.tiles * ceil(ceil(self.walk.reps / self.block_i) / self.members)
+
+    @property
+    def cooperative(self) -> bool:
+        return True
+
+    @property
+    def partial_moments(self) -> int:
+        return 2 * self.units * self._sets * self.members
+
+    @property
+    def counters(self) -> int:
+        return self.units  # several units are under way at a time
+
+    @property
+    def counter_protocol(self) -> str:
+        return RESET
+
+    @property
+    def needs_aligned_x(self) -> bool:
+        return True  # a descriptor needs it
+
+    @property
+    def experimental(self) -> bool:
+        return True
+
+    @property
+    def _sets(self) -> int:
+        return power_of_two(max(self.sets, 2))
+
+    def mode(self, stress: str | None) -> RingMode:
+        w = self.walk
+        pairs = not self.back and ceil(w.reps / self.block_i) % (2 * self.members) == 0  # every member has an even number of blocks
+        return RingMode(
+            self.block_i,
+            self.block_j,
+            self.tiles,
+            self._sets,
+            self.sets_per_block,
+            max(min(power_of_two(self.members), 512 // self._sets), 32),
+            self.slots,
+            self.keep,
+            self.back,
+            2 if pairs else 1,
+            self.warps,
+            bool(w.reps % self.block_i or w.columns % (self.tiles * self.block_j)),
+            stress,
+        )
+
+    def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
+        w = self.walk
+        _, affine, stats = forward_pointers(problem, options)
+        return (
+            Descriptor(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (self.block_i, self.block_j)),
+            problem.dtype,
+            affine,
+            stats,
+            Exchange(torch.float32, torch.int32),
+            float(problem.spec.eps),
+            w.total,
+            RingView(w.reps, w.sets, w.run, *w.y[:2]),
+            maps_of(w),
+            RingSplit(self.members, self.teams, self.spans, w.columns),
+            forward_norm(problem, w),
+            self.mode(options.stress),
+        )
+
+    def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
+        from onepass.backends.gpu.launch.launcher import Kernel
+
+        from .kernel import ring_forward  # Gluon is experimental, and no other kernel needs it
+
+        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=True)

@@ -1,0 +1,102 @@
+"""The launch of the team walk, and the arguments of its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from onepass.backends.gpu.arguments import (
+    forward_norm,
+    forward_pointers,
+    maps_of,
+    needs_wide_programs,
+    offsets_fit_int32,
+    view_of,
+)
+from onepass.backends.gpu.launch.fields import Count, Length, Pointer
+from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
+from onepass.core.problem import NormProblem
+
+
+class Exchange(NamedTuple):
+    """How members share moments. A team of one needs neither."""
+
+    parts_ptr: Pointer
+    counters_ptr: Pointer
+
+
+class TeamSplit(NamedTuple):
+    members: Count  # programs that share the rows of a set
+    rows: Count  # of a member
+    blocks: Count  # blocks of columns for each o
+    m2_offset: Count  # elements from the means of the parts to their M2
+    columns: Length  # for each o
+    teams: Count
+    units: Count  # of work: one o and one block of columns each
+    sets: Count  # whole sets of a block
+    width: Length  # columns of a block that belong to its sets
+
+
+class TeamBlock(NamedTuple):
+    i: int
+    j: int
+    run: int  # the run, if it and the number of sets are powers of two; else 0
+    sets: int  # the sets of a block, rounded up to a power of two
+    stages: int  # blocks in flight at a time
+
+
+class TeamMode(NamedTuple):
+    members: int  # rounded up to a power of two
+    resident: bool  # rows stay in registers; else they are read again
+    wide: bool  # programs are numbered in 64 bits
+    dense: bool  # columns are contiguous in x and in y
+    same_strides: bool  # x and y have the same strides
+    int32_offsets: bool  # offsets into x and y fit in 32 bits
+    even: bool  # no block of rows or columns ends past the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamLaunch(SharedSetLaunch):
+    """A unit of work is one o and one block of columns, which holds whole sets. The members of a team share its rows."""
+
+    name: ClassVar[str] = "team"
+    rows: int  # of a member
+    blocks: int  # blocks of columns for each o
+    sets: int  # whole sets of a block
+    block_run: int  # the run, if it and `sets` are powers of two; else 0
+    stages: int  # blocks in flight at a time
+    resident: bool  # rows stay in registers; else they are read again
+
+    @property
+    def units(self) -> int:
+        return self.walk.outer * self.blocks
+
+    def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
+        w = self.walk
+        even = self.resident and self.members * self.block_i == w.reps and self.blocks * self.block_j == w.columns
+        return (
+            *forward_pointers(problem, options),
+            Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
+            float(problem.spec.eps),
+            view_of(w, w.dense),
+            maps_of(w),
+            TeamSplit(
+                *(self.members, self.rows, self.blocks, w.total * self.members, w.columns),
+                *(self.teams, self.units, self.sets, self.sets * w.run),
+            ),
+            forward_norm(problem, w),
+            TeamBlock(self.block_i, self.block_j, self.block_run, power_of_two(self.sets), self.stages),
+            TeamMode(
+                *(power_of_two(self.members), self.resident, needs_wide_programs(w, self.programs, self.block_i), w.dense),
+                *(w.x == w.y, offsets_fit_int32(w), even),
+            ),
+        )
+
+    def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
+        from onepass.backends.gpu.launch.launcher import Kernel
+
+        from .kernel import team_forward
+
+        return Kernel(team_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=self.cooperative)

@@ -1,0 +1,80 @@
+"""The launch of the whole_set walk, and the arguments of its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, offsets_fit_int32, view_of
+from onepass.backends.gpu.launch.fields import Count
+from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
+from onepass.backends.gpu.team.launch import Exchange
+from onepass.core.problem import NormProblem
+
+MAX_REGISTERS = 128  # per thread, where programs must run at the same time: a multiprocessor has them for 512 threads
+
+
+class WholeSetSplit(NamedTuple):
+    members: Count  # programs that share a set
+    rows: Count  # of a member
+    m2_offset: Count  # elements from the means of the parts to their M2
+    teams: Count
+
+
+class WholeSetMode(NamedTuple):
+    threads: int
+    vector: int  # elements that a thread reads at a time
+    vectors: int  # for each thread
+    run: int
+    members: int  # rounded up to a power of two
+    dense: bool  # columns are contiguous in x and in y
+    same_strides: bool  # x and y have the same strides
+    int32_offsets: bool  # offsets into x and y fit in 32 bits
+    even: bool  # all threads of all members have the same number of vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeSetLaunch(SharedSetLaunch):
+    """A unit of work is one set, which one program takes, or the members of a team share.
+
+    block_i is the number of threads, block_j the elements of a vector, which a thread reads at a time.
+    """
+
+    name: ClassVar[str] = "whole_set"
+    rows: int  # of a member
+    vectors: int  # for each thread
+
+    @property
+    def units(self) -> int:
+        return self.walk.total
+
+    def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
+        w = self.walk
+        even = self.members * self.rows == w.reps and self.rows * w.run == self.vectors * self.block_i * self.block_j
+        return (
+            *forward_pointers(problem, options),
+            Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
+            float(problem.spec.eps),
+            w.total,
+            view_of(w, w.dense),
+            maps_of(w),
+            WholeSetSplit(self.members, self.rows, w.total * self.members, self.teams),
+            forward_norm(problem, w),
+            WholeSetMode(
+                *(self.block_i, self.block_j, self.vectors, w.run, power_of_two(self.members)),
+                *(w.dense, w.x == w.y, offsets_fit_int32(w), even),
+            ),
+        )
+
+    def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
+        from onepass.backends.gpu.launch.launcher import Kernel
+
+        from .kernel import whole_set_forward
+
+        return Kernel(
+            *(whole_set_forward, self.arguments(problem, options), self.programs, self.warps),
+            cooperative=self.cooperative,
+            max_registers=MAX_REGISTERS if self.cooperative else 0,
+        )
