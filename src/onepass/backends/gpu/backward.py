@@ -83,7 +83,10 @@ class _Step(NamedTuple):
 
 
 class _Run:
-    """The launches for the gradients that are needed. Besides those it allocates one buffer, for cells and for the sums of sets."""
+    """The launches for the gradients that are needed.
+
+    Besides those it allocates one buffer, for cells and for the sums of sets.
+    """
 
     def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
         self.problem, self.needs = problem, _possible(problem, needs)
@@ -149,7 +152,10 @@ class _Run:
         return Gradients(dx, *grads, *weights)
 
     def _by_addresses(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """The launches with the least host time. The dispatcher has checked that all tensors are on x's device and have memory."""
+        """The launches with the least host time.
+
+        The dispatcher has checked that all tensors are on x's device and have memory.
+        """
         addresses = [0 if t is None else t.data_ptr() for t in tensors]
         low = 0
         for address in addresses:
@@ -163,7 +169,10 @@ class _Run:
     def _by_tensors(
         self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None, mixed: MixedStatistics | None, rstd: Tensor
     ) -> Sequence[Tensor | None]:
-        """The launches with a mix between the sums and dx, or by the interpreter. Returns the gradients of the mix's weights."""
+        """The launches with a mix between the sums and dx, or by the interpreter.
+
+        Returns the gradients of the mix's weights.
+        """
         t: dict[str, Any] = dict(zip((*INPUTS, *GRADIENTS), tensors))
         t |= {name: buffer[start:end] for name, (start, end) in self.parts.items() if buffer is not None}
         weights: Sequence[Tensor | None] = (None, None)

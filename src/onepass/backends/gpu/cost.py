@@ -1,7 +1,7 @@
 """Measured constants that several families share, and the parts of a cost that they enter.
 
-`row`, `tile` and `apply` cost the bytes they move. The families whose programs share sets have models of their own in their schedules.
-All times are in microseconds.
+`row`, `tile` and `apply` cost the bytes they move. The families whose programs share sets have models of their own in
+their schedules. All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from .walk import needs_division, used_fraction
 LAUNCH = 3.0
 BANDWIDTH = 3e6  # bytes in a microsecond
 
-# H200, 2026-11-15: the rate in TB/s of copying chunks of so many bytes of each row. Wider chunks gain little: 4.00 TB/s with 256 bytes.
+# H200, 2026-11-15: the rate in TB/s of copying chunks of so many bytes of each row. Wider chunks gain little: 4.00 TB/s
+# with 256 bytes.
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 FULL_RATE_WIDTH = max(RATES)  # bytes
 
-# H200, 2026-11-16: waiting and merging take 1.8 us for four members (2x1280x32x32 against 8x1280x16x16, by `whole_set`).
+# H200, 2026-11-16: waiting and merging take 1.8 us for four members (2x1280x32x32 against 8x1280x16x16, by
+# `whole_set`).
 BARRIER = 2.0
 MERGE = 0.7  # for 128 parts, which are read at a time
 STALL = 8.0  # until the next unit's loads arrive, if members wait for each other. H200, 2026-11-15: two probes, kept and read again
@@ -35,7 +37,10 @@ FEW_PROGRAMS = 1.1  # how much faster one multiprocessor reads than its share of
 def traffic_cost(
     problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool, launches: Launches, walks: tuple[str, ...]
 ) -> float:
-    """The cost of moving bytes. Each launch reads x (and dy) through the cache lines that its walk touches; one tensor is written."""
+    """The cost of moving bytes.
+
+    Each launch reads x (and dy) through the cache lines that its walk touches; one tensor is written.
+    """
     if device.kind == "cpu":  # Triton's interpreter runs only where `force` asks for it
         return float("inf")
     tensors = 2 if direction == BACKWARD else 1

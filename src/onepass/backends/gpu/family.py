@@ -1,4 +1,4 @@
-"""What all GPU families share: they turn their launches into launchers in the same way.
+"""What all GPU families share: how launches become launchers.
 
 Triton is imported on first use, so that planning needs neither Triton nor a GPU.
 """

@@ -33,8 +33,8 @@ def kernels(
 ) -> list[Kernel]:
     """The kernels of the launches, in order.
 
-    Without `statistics`, a kernel stores none, unless the next one reads them. With a `residual`, the first kernel adds it. `stress` is for
-    stress tests of `ring`: see ring/stress.py.
+    Without `statistics`, a kernel stores none, unless the next one reads them. With a `residual`, the first kernel adds
+    it. `stress` is for stress tests of `ring`: see ring/stress.py.
     """
     options = ForwardOptions(statistics, residual, stress)
     return [launch.kernel(problem, options) for launch in launches]
@@ -117,7 +117,10 @@ def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, option
 
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-    """A launcher of y alone, if one launch computes it and nothing is copied, added or modulated. It must cost the host very little."""
+    """A launcher of y alone, if one launch computes it and nothing is copied, added or modulated.
+
+    It must cost the host very little.
+    """
     if len(launches) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
         return None
     (kernel,) = kernels(problem, launches, statistics=False)

@@ -1,7 +1,7 @@
 """What every kernel launch has, and how many programs, warps and stages it gets.
 
-A launch is plain numbers: it can be tested, and compiled for a GPU that is not present. Each family has its launches beside its schedule.
-The sizes were tuned on an H200; docs/measured.md has the measurements.
+A launch is plain numbers: it can be tested, and compiled for a GPU that is not present. Each family has its launches
+beside its schedule. The sizes were tuned on an H200; docs/measured.md has the measurements.
 """
 
 from __future__ import annotations
@@ -40,12 +40,17 @@ class Launch(ABC):
 
     @property
     def what(self) -> str:
-        """What the launch does, in a word or two."""
+        """What the launch does, in a few words."""
         return ""
 
+    @property
+    def shape(self) -> str:
+        """What a program works on, in a few words."""
+        return f"blocks of {self.block_i} x {self.block_j}"
+
     def __str__(self) -> str:
-        name = f"{self.name} {self.what}".rstrip()
-        return f"{name} {self.programs}x[{self.block_i}, {self.block_j}], {self.warps} warps"
+        warps, programs = f"{self.warps} warp{'s' * (self.warps > 1)}", f"{self.programs} program{'s' * (self.programs > 1)}"
+        return f"{self.name}: {self.what}, {self.shape}, {warps}, {programs}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +131,7 @@ class SharedSetLaunch(ForwardLaunch):
 
     @property
     def what(self) -> str:
-        return "reduce+apply"
+        return "reduce and apply"
 
     @property
     def cooperative(self) -> bool:
@@ -162,7 +167,10 @@ def fastest(
     candidates: Callable[[NormProblem, Walk, Device], Iterable[Shared]],
     time: Callable[[NormProblem, Shared, Device], float],
 ) -> tuple[Shared, ...]:
-    """The candidate that takes the least time. With `invariant`, the least time for one sample, so that the batch does not matter."""
+    """The candidate that takes the least time.
+
+    With `invariant`, the least time for one sample, so that the batch does not matter.
+    """
     w = walk(problem)
     found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
     best = replace(min(found, key=lambda launch: time(problem, launch, device)), walk=w)

@@ -16,9 +16,9 @@ def no_gpu_kernel(problem: NormProblem, device: Device) -> list[str]:
         return [problem.why_no_view]
     reasons = []
     if problem.acc == torch.float64:
-        reasons.append("kernels compute in float32, and float64 asks for more")
+        reasons.append("the kernels compute in float32, which is too coarse for float64")
     if not problem.spec.eps and not problem.given:
-        reasons.append("without an eps, a constant set needs a mean without rounding, which kernels do not take")
+        reasons.append("without an eps, the mean of a constant set must be exact, and the kernels round it")
     return reasons
 
 
@@ -31,4 +31,4 @@ def no_statistics(problem: NormProblem, device: Device) -> list[str]:
 def no_single_read(problem: NormProblem, device: Device) -> list[str]:
     """Reasons that hold for every family that reads x from memory once."""
     reasons = no_statistics(problem, device)
-    return [*reasons, "a mix needs the statistics of all sets before it applies any"] if problem.spec.mix else reasons
+    return [*reasons, "a mix needs the statistics of all sets before it can apply them"] if problem.spec.mix else reasons

@@ -1,4 +1,4 @@
-"""How the apply family cuts a backward: dx and the sums over parameters in one launch, since the statistics were given."""
+"""How the apply family cuts a backward: one launch computes dx and the sums over parameters."""
 
 from __future__ import annotations
 

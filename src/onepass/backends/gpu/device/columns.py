@@ -6,7 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def locate_columns(o, s, t, column, view, columns, DENSE: tl.constexpr):
-    """Where columns begin in x and in y, and whether they exist. DENSE: they are contiguous in both, `columns` for each o."""
+    """Where columns begin in x and in y, and whether they exist.
+
+    DENSE: they are contiguous in both, `columns` for each o.
+    """
     x_at, y_at = o.to(tl.int64) * view.x_o, o.to(tl.int64) * view.y_o
     if DENSE:
         x_at, y_at, here = x_at + column, y_at + column, column < columns

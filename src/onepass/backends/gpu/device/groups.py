@@ -1,7 +1,7 @@
 """The arguments that several kernels take, as groups. See launch/fields.py for the annotations.
 
-A device function must always get the same class for the same parameter: Triton tells compiled functions apart by the types of the
-fields, not by their names. Build groups by keyword.
+A device function must always get the same class for the same parameter: Triton tells compiled functions apart by the
+types of the fields, not by their names. Build groups by keyword.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cells(NamedTuple):
 
 
 class View(NamedTuple):
-    """Memory as x[o, r, s, t] with `reps` values of r, `sets` of s and `run` of t, and the strides of x and y in elements."""
+    """Memory as x[o, r, s, t] with `reps` values of r, `sets` of s and `run` of t. Strides are in elements."""
 
     reps: Length
     sets: Index

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-# Sums that become a mean are scaled down, so that they do not overflow, and up again. Powers of two change no digit. (43)
+# Sums that become a mean are scaled down, so that they do not overflow, and up again. Powers of two change no digit.
+# (43)
 DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 

@@ -1,1 +1,1 @@
-"""Compiling and launching kernels at little cost to the host."""
+"""Compiles kernels, and launches them with little host time."""

@@ -1,7 +1,10 @@
-"""Counters by which the programs of a team wait for one another: int32, 0 but for their sign, before a launch and after it.
+"""Counters by which the programs of a team wait for each other.
 
-Launches that use the same counters must not overlap. Those of one stream do not. A captured launch may be replayed on any stream, beside
-anything, but never beside itself: each has counters of its own for ever. Memory does not grow with the number of calls.
+They are int32. Before and after a launch, all their bits but the sign are 0.
+
+Launches that use the same counters must not overlap. Launches on one stream do not overlap. A captured launch may be
+replayed on any stream at any time, but not twice at once, so each keeps counters of its own. Memory does not grow with
+the number of calls.
 """
 
 from __future__ import annotations
@@ -13,22 +16,22 @@ from torch import Tensor
 
 from .stream import Stream
 
-_POOL = 2**16  # counters of captured launches, on each device: some thousand launches
+_POOL = 2**16  # counters on each device for captured launches: enough for some thousand launches
 
 
 _capturing = torch.cuda.is_current_stream_capturing
 
 
 class Counters:
-    """Those of one kind of kernel, which leaves them as it wants to find them."""
+    """The counters of kernels with one protocol. Each kernel resets its counters before it exits."""
 
     def __init__(self) -> None:
-        self._eager: dict[Stream, Tensor] = {}  # a handle that comes again is the same stream, whose launches follow one another
-        self._kept: list[Tensor] = []  # all that were made: launches may still use those that became too few
-        self._pools: dict[int, list[Tensor]] = {}  # a list of one: what of a pool is left; taking it is one step for other threads
+        self._eager: dict[Stream, Tensor] = {}  # a handle that returns is the same stream, and its launches do not overlap
+        self._kept: list[Tensor] = []  # all that were made, because a launch may still use old ones
+        self._pools: dict[int, list[Tensor]] = {}  # what is left of each pool, in a list of one; a thread takes it by one pop
 
     def take(self, stream: Stream, n: int) -> Tensor:
-        """At least n counters for a launch on this stream, which is the current one."""
+        """At least n counters for a launch on this stream, which must be the current one."""
         if _capturing():
             return self._captured(stream.device, n)
         found = self._eager.get(stream)
@@ -40,7 +43,7 @@ class Counters:
         return found
 
     def _make_pool(self, device: int) -> None:
-        """Zeroed before anything is captured, and outside of it: a captured launch then needs no memset beside it."""
+        """Zero the counters before anything is captured. A captured launch then needs no memset."""
         if device not in self._pools:
             self._pools.setdefault(device, [_apart(device, _POOL)])
 
@@ -56,10 +59,10 @@ class Counters:
 
 
 def _apart(device: int, n: int) -> Tensor:
-    """Counters that are 0 for every stream, in memory of no graph.
+    """Counters that are 0 for every stream, in memory that belongs to no graph.
 
-    torch.compile warms up its CUDA graphs with all memory of the thread from their pool, which it later hands out again, whoever still has
-    it. So another thread allocates.
+    While torch.compile warms up a CUDA graph, all memory that its thread allocates comes from the graph's pool, and is
+    reused later even if it is still in use. So another thread allocates.
     """
 
     def make() -> Tensor:
@@ -72,5 +75,5 @@ def _apart(device: int, n: int) -> Tensor:
 
 
 def _zeros(device: int, n: int) -> Tensor:
-    """Captured, this is a memset at each replay: correct, a little slower."""
+    """If this is captured, each replay runs the memset: correct, but a little slower."""
     return torch.zeros(n, dtype=torch.int32, device=torch.device("cuda", device))

@@ -1,3 +1,5 @@
+"""A matrix as a kernel copies it by the tensor memory accelerator."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

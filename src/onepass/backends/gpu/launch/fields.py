@@ -1,7 +1,8 @@
 """How each field of a kernel's arguments is compiled.
 
-A kernel takes NamedTuples. The annotation of a field says what the compiler learns about its value. Every value that is compiled in
-is one more reason to compile again for another shape. A field with a plain type (int, bool, str, float) is a constant.
+A kernel takes NamedTuples. The annotation of a field says what the compiler learns about its value. Every value that is
+compiled in is one more reason to compile again for another shape. A field with a plain type (int, bool, str, float) is
+a constant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A kernel whose arguments are all fixed except its pointers. It is compiled on first use and launched with little host time.
+"""A kernel whose arguments are all fixed except its pointers.
 
-Triton's own launch inspects every argument of every call, which takes longer than a small norm. Here the plan has fixed the numbers.
-A call passes pointers, and checks one thing: whether all of them are aligned for 16-byte loads.
+It is compiled on first use and launched with little host time.
+
+Triton's own launch inspects every argument of every call, which takes longer than a small norm. Here the plan has fixed
+the numbers. A call passes pointers, and checks one thing: whether all of them are aligned for 16-byte loads.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from .stream import Stream, current_device, current_raw_stream, stream_of
 class Kernel:
     """A Triton function with its arguments, on `programs` programs of `warps` warps.
 
-    `pointers` has the dtype of each operand that the kernel reads or writes, in the order in which a launch passes them.
+    `pointers` has the dtype of each operand that the kernel reads or writes, in the order in which a launch passes
+    them.
     """
 
     def __init__(
@@ -106,7 +109,10 @@ class Kernel:
         return y
 
     def load(self, device: int) -> None:
-        """Compile for aligned pointers, unless that is done. Raises NotResident if the kernel cannot be launched here."""
+        """Compile for aligned pointers, unless that is done.
+
+        Raises NotResident if the kernel cannot be launched here.
+        """
         if (device, True) not in self._ready:
             self._load(device, True)
 

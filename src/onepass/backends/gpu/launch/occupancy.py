@@ -1,4 +1,4 @@
-"""Whether the programs of a compiled kernel can all run at the same time, as programs must that wait for one another."""
+"""Whether all programs of a kernel can run at the same time. Programs that wait for each other must."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _AMD = "libamdhip64.so", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
 
 
 class NotResident(RuntimeError):
-    """A kernel's programs cannot all run at the same time."""
+    """The programs of a kernel cannot all run at the same time."""
 
 
 def require_coresident(kernel: Any, programs: int, device: int) -> None:
-    """Raise NotResident, with the numbers, unless a loaded kernel's programs fit on the device at the same time."""
+    """Raise NotResident, with the numbers, unless all programs of a loaded kernel fit on the device."""
     library, name = _NVIDIA if torch.version.hip is None else _AMD
     metadata, each = kernel.metadata, ctypes.c_int(0)
     threads = metadata.num_warps * metadata.target.warp_size

@@ -36,7 +36,8 @@ class Signature(NamedTuple):
 def signature_of(names: Sequence[str], arguments: Sequence[Any]) -> Signature:
     """`names` are those of the kernel's parameters.
 
-    An argument is a NamedTuple, a dtype (a pointer) or None (a missing one), a float, an int (a count), or a descriptor.
+    An argument is a NamedTuple, a dtype (a pointer) or None (a missing one), a float, an int (a count), or a
+    descriptor.
     """
     leaves = _Leaves()
     types = tuple((name, leaves.argument(name, value, (at,))) for at, (name, value) in enumerate(zip(names, arguments, strict=True)))

@@ -1,3 +1,5 @@
+"""What Triton compiles."""
+
 from __future__ import annotations
 
 from functools import cache
@@ -34,7 +36,8 @@ class Source(NamedTuple):
             from onepass.backends.gpu.ring.gluon import GluonASTSource as language
         source = language(self.function, dict(self.types), dict(self.constants), attributes)
         kernel: Any = triton.compile(source, target=target, options=self._options())
-        # Triton makes the launcher from kernel.src. A launcher of nested arguments takes 14 us, one of a flat list less than 3 us.
+        # Triton makes the launcher from kernel.src. A launcher of nested arguments takes 14 us, one of a flat list less
+        # than 3 us.
         flat = [leaf for _, type_ in self.types for leaf in runtime_types(type_)]
         kernel.src = SimpleNamespace(signature={str(at): leaf for at, leaf in enumerate(flat)}, constants={}, fn=source.fn)
         return kernel

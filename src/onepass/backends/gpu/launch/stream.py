@@ -1,3 +1,5 @@
+"""The current device and stream, and memory on it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ def _interpreted(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.d
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
-allocate = _interpreted if INTERPRETED else on_current_gpu  # an uninitialised tensor on a device that is current
+allocate = _interpreted if INTERPRETED else on_current_gpu  # an uninitialised tensor on the current device
 
 
 class Stream(NamedTuple):
@@ -36,7 +38,7 @@ def _switched(device: torch.device) -> Iterator[Stream]:
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[Stream]:
-    """The stream on which the device works now; the device is current inside."""
+    """The current stream of a device. Inside the context, the device is the current one."""
     if INTERPRETED:
         return nullcontext(Stream(-1, 0))
     if device.index == current_device():

@@ -1,1 +1,1 @@
-"""What programs leave behind of a sum or of moments, and the kernels that add it up."""
+"""Partial moments and partial sums that programs store, and the launches that combine them."""

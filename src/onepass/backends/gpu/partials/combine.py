@@ -62,7 +62,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def what(self) -> str:
-        return "parts"
+        return "merge the parts of sets"
 
     def arguments(self, problem: NormProblem) -> tuple[Any, ...]:
         w, spec, fp32 = self.walk, problem.spec, torch.float32

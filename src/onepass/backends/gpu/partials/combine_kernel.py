@@ -12,7 +12,10 @@ from .combine import PartArguments, SetSizes
 
 @triton.jit
 def combine(parts_ptr, stats: Statistics, eps, sizes: SetSizes, split: PartArguments, mode: tl.constexpr):
-    """One set. Its parts form a grid of parts_r x parts_t, which cuts reps x run every chunk_r and chunk_t elements. (14), (15)"""
+    """The statistics of one set from the moments of its parts.
+
+    The parts form a grid of parts_r x parts_t, which cuts reps x run every chunk_r and chunk_t elements. (14), (15)
+    """
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j
     set_ = program(False, True, mode.pdl_trigger, mode.pdl_wait)

@@ -61,8 +61,8 @@ class BackwardLaunch(ChainedLaunch):
 
     @property
     def what(self) -> str:
-        words = ("reduce", self.reduce), ("apply", self.apply), ("across", self.segments is not None)
-        return "+".join(word for word, does in words if does)
+        words = " and ".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
+        return words if self.segments is None else f"{words} across sets"
 
     @property
     def segment_arguments(self) -> SegmentArguments:

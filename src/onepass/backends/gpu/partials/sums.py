@@ -1,7 +1,8 @@
 """The launch that adds up cells, and how cells become sums.
 
-A backward needs sums over sets, c1 and c2, and sums over parameters. Programs store partial sums of both, called cells. `SumsLaunch` adds
-the cells that belong together. The map that finds the parameter of an element finds the parameter of a cell.
+A backward needs sums over sets, c1 and c2, and sums over parameters. Programs store partial sums of both, called cells.
+`SumsLaunch` adds the cells that belong together. The map that finds the parameter of an element finds the parameter of
+a cell.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ Factor = tuple[int, int]  # of an axis: its size, and the stride of the sums alo
 
 NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # of the two sums of a launch
 
+WORDS = {"sets": "sets", "param": "weight and bias", "modulation": "scale and shift"}
+
 
 class SumPointers(NamedTuple):
     cells1_ptr: Pointer
@@ -39,7 +42,10 @@ class SumPointers(NamedTuple):
 
 
 class SumSizes(NamedTuple):
-    """Cells are [any, kept1, between, kept2, within]. The two kept axes have the strides stride1 and stride2 in the sums."""
+    """Cells are [any, kept1, between, kept2, within].
+
+    The two kept axes have the strides stride1 and stride2 in the sums.
+    """
 
     kept1: Index
     between: Index
@@ -61,7 +67,10 @@ class SumsMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SumsLaunch(ChainedLaunch):
-    """Adds up cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2. Along J lie sums, along I their cells."""
+    """Adds up cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2.
+
+    Along J lie sums, along I their cells.
+    """
 
     name: ClassVar[str] = "sums"
     of: Summed
@@ -81,10 +90,12 @@ class SumsLaunch(ChainedLaunch):
         """False if every cell is a sum already, and in its place."""
         return self.sizes[1] != self.cells or self.strides[0] not in (0, 1)
 
+    @property
+    def what(self) -> str:
+        return f"{self.sums} of {self.cells // self.sums} cells each, for {WORDS[self.of]}"
+
     def __str__(self) -> str:
-        if not self.needed:
-            return f"no sums of {self.of}: each of {self.sums} has one cell"
-        return f"sums of {self.of} {self.programs}x[{self.block_i}, {self.block_j}]: {self.sums}, each of {self.cells // self.sums} cells"
+        return super().__str__() if self.needed else f"no sums for {WORDS[self.of]}: each of {self.sums} has one cell"
 
     def arguments(self, problem: NormProblem, needs: Needs) -> tuple[Any, ...]:
         fp32 = torch.float32
@@ -111,7 +122,10 @@ Step = BackwardLaunch | SumsLaunch
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
-    """An axis of cells, for sums over parameters, or over sets (p is None). A step along segments is `unit` values of o."""
+    """An axis of cells, for sums over parameters, or over sets (p is None).
+
+    A step along segments is `unit` values of o.
+    """
     kind, size = axis
     if p is None:
         return [(size, {"o": w.sets, "s": 1}.get(kind, 0))]

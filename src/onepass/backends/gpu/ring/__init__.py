@@ -1,1 +1,1 @@
-"""Teams on Hopper: blocks of x stay in a ring of shared memory between reduction and application."""
+"""Teams on Hopper: x stays in a ring of blocks in shared memory until the statistics are known."""

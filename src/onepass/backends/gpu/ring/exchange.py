@@ -1,6 +1,9 @@
-"""How the members of a ring's team exchange moments: each publishes those of its rows, and each combines those of all members.
+"""How the members of a ring's team exchange moments.
 
-Members run on different multiprocessors, so the moments go through memory. Each unit has a counter, which is 0 before and after a launch.
+Each member publishes the moments of its rows, and combines those of all members.
+
+Members run on different multiprocessors, so the moments go through memory. Each unit has a counter, which is 0 before
+and after a launch.
 """
 
 from onepass.backends.gpu.device.affine import fold_affine

@@ -1,6 +1,8 @@
-"""Gluon as this project uses it, under the names of Triton 3.9: it is experimental, and its names change between versions.
+"""Gluon as this project uses it, under the names of Triton 3.9.
 
-What is missing here is not used elsewhere; a new version is met in this file alone.
+Gluon is experimental, and its names change between versions.
+
+Other files import Gluon from here, so that a new version changes this file only.
 """
 
 from typing import Any
@@ -23,5 +25,5 @@ barrier = _gl.barrier if hasattr(gl, "barrier") else _gl.thread_barrier
 
 
 def shared_layout(block: tuple[int, int], dtype: torch.dtype) -> Any:
-    """How copies by descriptor leave a block in shared memory."""
+    """The layout of a block in shared memory, as copies by descriptor write it."""
     return _gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype).removeprefix("torch.")))

@@ -1,7 +1,8 @@
-"""The ring walk on Hopper: x is read once, into a ring of blocks in shared memory, and stays there until the statistics are known.
+"""The ring walk on Hopper: x stays in a ring of blocks in shared memory until the statistics are known.
 
-A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of rows in turn. Five
-groups of warps work side by side. Each goes through all units, and waits only for what it needs from another:
+A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of
+rows in turn. Five groups of warps work side by side. Each goes through all units, and waits only for what it needs from
+another:
 
 - `load` fills the ring, block after block, as slots become free;
 - `reduce` computes the moments of each column;
@@ -9,8 +10,9 @@ groups of warps work side by side. Each goes through all units, and waits only f
 - `combine` waits for the moments of all members, and computes mean, rstd, gain and term for each column;
 - `apply` computes y and empties the ring.
 
-So the exchange of one unit is hidden behind the blocks of the next. If a unit has more than `keep` blocks, the first ones are reduced and
-dropped. They are read again after the others, the last one first, from the L2 cache as far as it holds them.
+So the exchange of one unit is hidden behind the blocks of the next. If a unit has more than `keep` blocks, the first
+ones are reduced and dropped. They are read again after the others, the last one first, from the L2 cache as far as it
+holds them.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +30,8 @@ from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
 from .stress import crowded, fenced, late, spare
 
-# z/(1 + exp(-z)). The compiler needs one more instruction, to change a sign: one in thirty of those that memory leaves time for.
+# z/(1 + exp(-z)). The compiler needs one more instruction, to change a sign: one in thirty of those that memory leaves
+# time for.
 SILU = gl.constexpr("""{
     .reg .f32 t;
     mul.ftz.f32 t, $1, 0fBFB8AA3B;
@@ -51,7 +54,10 @@ class Work(NamedTuple):
 
 @constexpr_function
 def reduce_layout(columns, size, warps):
-    """The layout of a block that is summed over rows. A column stays within a warp, so warps do not wait for each other."""
+    """The layout of a block that is summed over rows.
+
+    A column stays within a warp, so warps do not wait for each other.
+    """
     each = min(16 // size, columns // warps)
     wide = columns // each // warps
     return gl.BlockedLayout([1, each], [32 // wide, wide], [1, warps], [0, 1])
@@ -59,7 +65,10 @@ def reduce_layout(columns, size, warps):
 
 @constexpr_function
 def apply_layout(columns, size, warps, at_once):
-    """The layout of a block that is stored, along the columns first: 16 bytes per thread, or 8 to leave registers for two blocks."""
+    """The layout of a block that is stored, along the columns first.
+
+    A thread has 16 bytes, or 8 to leave registers for two blocks.
+    """
     each = min(16 // at_once // size, columns)
     wide = min(columns // each, 32)
     return gl.BlockedLayout([1, each], [32 // wide, wide], [warps, 1], [1, 0])
@@ -145,8 +154,8 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
     row = unit // split.spans * view.reps + (work.member + block % work.blocks * split.members) * mode.block_i
     column = (unit % split.spans * mode.tiles + block // work.blocks) * mode.block_j
     acquire_to_write(ring, slot, phase)
-    # A load from shared memory and a copy into it by descriptor belong to different proxies, which barriers do not order. Without the
-    # fence, the copy of the next block may overtake a load of the last one that is still in flight.
+    # A load from shared memory and a copy into it by descriptor belong to different proxies, which barriers do not
+    # order. Without the fence, the copy of the next block may overtake a load of the last one that is still in flight.
     if fenced(mode.stress, "load"):
         fence_async_shared()
     late(mode.stress, "load copy", 1)

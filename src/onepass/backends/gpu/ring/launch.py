@@ -53,7 +53,10 @@ class RingMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RingLaunch(SharedSetLaunch):
-    """A unit of work is one o and a span of columns that begins and ends with a set. Members take its blocks of rows in turn."""
+    """A unit of work is one o and a span of columns that begins and ends with a set.
+
+    Members take its blocks of rows in turn.
+    """
 
     name: ClassVar[str] = "ring"
     spans: int  # units for each o

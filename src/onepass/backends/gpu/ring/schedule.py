@@ -1,7 +1,7 @@
 """How the ring family cuts a problem into blocks in shared memory.
 
-A unit of work is the shortest span of blocks of columns that begins and ends with a set. A small model of the pipeline gives the time of
-every candidate. The schedule is the fastest one, and its time is the cost.
+A unit of work is the shortest span of blocks of columns that begins and ends with a set. A small model of the pipeline
+gives the time of every candidate. The schedule is the fastest one, and its time is the cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""What a stress test changes in the ring: one hand-over that is late, and where the fence stands. Production compiles nothing of it.
+"""What a stress test changes in the ring: it delays one hand-over, and moves the fence.
 
-STRESS is "hand-over/fence", or None in production; `bench/ring_stress.py` lists both. `late` and `crowded` stand before the access that a
-hand-over orders. There the last warp of a group waits, so that the others run ahead of it. An order that is missing then shows.
+Production compiles nothing of it.
+
+STRESS is "hand-over/fence", or None in production. benchmarks/ring_stress.py lists both. `late` and `crowded` stand
+before the access that a hand-over orders. There the last warp of a group waits, so that the others run ahead of it. A
+missing order then shows.
 """
 
 from typing import Any
@@ -10,8 +13,8 @@ from triton import constexpr_function
 
 from .gluon import gl, jit
 
-# 2,000 to 6,095 cycles, 1 to 3.5 us on an H200: longer than a copy into shared memory takes, and never the same twice. The barrier keeps
-# the assembler from moving what follows ahead of it.
+# Waits 2,000 to 6,095 cycles, 1 to 3.5 us on an H200: longer than a copy into shared memory, and a different time each
+# time. The barrier keeps the assembler from moving later code ahead of it.
 SPIN = gl.constexpr("""{
     .reg .u64 start, now, span;
     .reg .pred p;
@@ -31,7 +34,7 @@ done:
 }""")
 
 
-# Stores with 32-way bank conflicts: they need no register for a result, so nothing waits for them but what is behind them in the pipe.
+# Stores with 32-way bank conflicts. They return no result, so only later accesses in the same pipe wait for them.
 _STORES = "\n".join(f"    st.volatile.shared.b32 [at+{4 * i}], $1;" for i in range(32))
 
 
@@ -56,19 +59,19 @@ def is_late(stress: Any, here: Any) -> bool:
 
 @constexpr_function
 def fenced(stress: Any, here: Any) -> bool:
-    """Whether the fence stands here: in production, where a slot is refilled."""
+    """Whether the fence stands here. In production it stands where a slot is refilled."""
     return here == ("load" if stress is None else stress.partition("/")[2])
 
 
 @constexpr_function
 def spare(stress: Any) -> int:
-    """Slots behind the ring that only `crowded` stores to. The ring begins where shared memory does."""
+    """Slots after the ring that only `crowded` stores to. The ring begins at the start of shared memory."""
     return int(stress is not None and "crowd" in stress)
 
 
 @jit
 def late(STRESS: gl.constexpr, HERE: gl.constexpr, WARPS: gl.constexpr):
-    """The last warp of a group waits, if this is what the stress test delays."""
+    """Delay the last warp of a group, if the stress test delays this hand-over."""
     if is_late(STRESS, HERE):
         thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0])) - 32 * (WARPS - 1)
         gl.inline_asm_elementwise(SPIN, "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False, pack=1)
@@ -76,9 +79,9 @@ def late(STRESS: gl.constexpr, HERE: gl.constexpr, WARPS: gl.constexpr):
 
 @jit
 def crowded(STRESS: gl.constexpr, HERE: gl.constexpr, ring, WARPS: gl.constexpr):
-    """Loads that follow are issued, but wait behind stores, if this is what the stress test delays.
+    """Delay the loads that follow, if the stress test delays this hand-over: they are issued, but wait behind stores.
 
-    Three warps of four store; the first, which arrives for its group, has its quarter of the multiprocessor to itself.
+    Three of four warps store. The first, which arrives for its group, has its quarter of the multiprocessor to itself.
     """
     if is_late(STRESS, HERE):
         SLOT: gl.constexpr = ring.shape[1] * ring.shape[2] * ring.dtype.primitive_bitwidth // 8

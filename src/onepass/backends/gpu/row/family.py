@@ -14,7 +14,7 @@ from . import schedule, schedule_backward
 
 class Row(TrafficFamily):
     name = "row"
-    summary = "programs keep whole sets, each one run: x is read once"
+    summary = "programs keep whole sets of one run: x is read once"
     walks = (ROW,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
@@ -22,10 +22,10 @@ class Row(TrafficFamily):
         if reasons or x is None:
             return reasons
         if x.reps > 1:
-            return [f"a set is {x.reps} runs, and a row is one"]
+            return [f"a set has {x.reps} runs, and a row is one run"]
         longest = schedule_backward.LONGEST_ROW if direction == BACKWARD else schedule.LONGEST_ROW
         if x.run > longest:
-            return [f"a row of {x.run} is longer than the {longest} that one program keeps"]
+            return [f"a row of {x.run} elements is longer than the {longest} that fit in one program"]
         return schedule_backward.row_unsupported(problem, device) if direction == BACKWARD else []
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
@@ -35,7 +35,7 @@ class Row(TrafficFamily):
 
 class RowReread(TrafficFamily):
     name = "row_reread"
-    summary = "sets are read along their runs, twice, large ones by several programs"
+    summary = "programs read sets along their runs, twice; several share a large set"
     walks = (ROW,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:

@@ -1,7 +1,8 @@
 """The row walk backward: a block is [I, J], and along J lies a run.
 
-Gradients need sums over sets and sums over parameters. If parameters vary along a run, sums over a parameter go across sets, and a program
-takes sets in turn. Else the sums over parameters lie inside a set, and give the sums over the set too.
+Gradients need sums over sets and sums over parameters. If parameters vary along a run, sums over a parameter go across
+sets, and a program takes sets in turn. Else the sums over parameters lie inside a set, and give the sums over the set
+too.
 """
 
 import triton
@@ -37,7 +38,10 @@ def _across(
     io, affine, values, cells, count, pid, view, maps, segments, split,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Sets of one run, block.i at a time, of one segment. A resident program reads whole runs and computes their sums."""
+    """Sets of one run, block.i at a time, of one segment.
+
+    A resident program reads whole runs and computes their sums.
+    """
     PARAM_ALONG_RUN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_T
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     i, j = tl.arange(0, block.i)[:, None], part % split.parts_t * block.j + tl.arange(0, block.j)[None, :]

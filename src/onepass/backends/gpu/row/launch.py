@@ -54,7 +54,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def what(self) -> str:
-        return "+".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
+        return " and ".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
 
     @property
     def reads_statistics(self) -> bool:

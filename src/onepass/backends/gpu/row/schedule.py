@@ -51,7 +51,10 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
 
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    """One launch if sets are small, or enough for all multiprocessors. Else three: reduce parts of sets, combine them, apply."""
+    """One launch if sets are small, or enough for all multiprocessors.
+
+    Else three: reduce parts of sets, combine them, apply.
+    """
     w, flat = walk(problem, cut=True), walk(problem)
     whole = w.total >= device.sms or w.reps * w.run <= 2**16
     if whole and not (invariant or problem.spec.mix or problem.addends):

@@ -27,8 +27,8 @@ TINY = 8192  # elements of x: below this, a second launch costs more than it sav
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
     """Rows of x and dy in registers, and the program's sums over parameters.
 
-    A row that is too long for that is cut into two blocks, one for each of two programs. Both compute the sums of the whole row. They read
-    it at the same time, so it comes from memory once.
+    A row that is too long for that is cut into two blocks, one for each of two programs. Both compute the sums of the
+    whole row. They read it at the same time, so it comes from memory once.
     """
     w = walk(problem)
     along = bool(AXIS_T & parameter_axes(problem, w))  # parameters vary along a row
@@ -88,7 +88,10 @@ def across_rows(
 
 @with_chaining
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """If parameters vary along runs: first the sums over sets, then dx with the sums over parameters. Else both sums first, then dx."""
+    """If parameters vary along runs: first the sums over sets, then dx with the sums over parameters.
+
+    Else both sums first, then dx.
+    """
     w = walk(problem, cut=True)
     if not AXIS_T & parameter_axes(problem, w):
         return parts_of_sets(problem, w, device)
@@ -119,7 +122,10 @@ def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaun
 
 
 def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
-    """Sets whose parameters do not vary along a run. One launch computes all if there are many sets; else one reduces and one applies."""
+    """Sets whose parameters do not vary along a run.
+
+    One launch computes all if there are many sets; else one reduces and one applies.
+    """
     nbytes = block_bytes(problem, 2048)
     if problem.given:
         main = set_parts(w, device, LaunchShape(0, 2048, 4, 8, 3).on(device, nbytes), reduce=True, apply=True, resident=True)

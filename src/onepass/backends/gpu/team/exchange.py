@@ -10,8 +10,12 @@ from onepass.backends.gpu.device.moments import join, merge
 def merge_members(
     parts_ptr, first_set, view, members, rows, m2_offset, CENTERED: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr
 ):  # fmt: skip
-    """The mean and M2 of SETS sets from `first_set` on, from those of all members. A member has `rows` rows. (14), (15)"""
-    # A load of as many elements as there are threads would impose its layout on all that follows, and send the rows through shared memory.
+    """The mean and M2 of SETS sets from `first_set` on, from those of all members.
+
+    A member has `rows` rows. (14), (15)
+    """
+    # A load of as many elements as there are threads would impose its layout on all that follows, and send the rows
+    # through shared memory.
     BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = first_set + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
@@ -33,8 +37,9 @@ def merge_members(
 def wait_for_team(counter, member, members):
     """Wait until all members have called this. What they stored before is then visible to all.
 
-    Together they add 2³¹, which flips the sign of the counter and leaves its other bits 0, ready for the next time. So nobody resets it. A
-    member that comes early the next time cannot flip the sign again before the last member has seen it.
+    Together they add 2³¹, which flips the sign of the counter and leaves its other bits 0, ready for the next time. So
+    nobody resets it. A member that comes early the next time cannot flip the sign again before the last member has seen
+    it.
     """
     tl.debug_barrier()  # all threads have stored before one of them adds
     step = tl.where(member == 0, 2147483647 - (members - 2), 1).to(tl.int32)

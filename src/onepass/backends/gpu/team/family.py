@@ -12,7 +12,7 @@ from . import schedule
 
 class Team(SharingFamily):
     name = "team"
-    summary = "programs that run at the same time share sets and read across them, x from memory once"
+    summary = "programs that run at the same time share sets and read across them; x comes from memory once"
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         return schedule.team_unsupported(problem, device)

@@ -1,7 +1,7 @@
-"""The tile walk by teams: programs that run at the same time share sets that are too large for one of them, in one launch.
+"""The tile walk by teams, in one launch: programs that run at the same time share large sets.
 
-A unit of work is one o and a block of columns, which holds whole sets. Each member of a team takes the moments of its rows, waits for
-the moments of the others, merges all of them in the same order, and applies the result to its rows.
+A unit of work is one o and a block of columns, which holds whole sets. Each member of a team takes the moments of its
+rows, waits for the moments of the others, merges all of them in the same order, and applies the result to its rows.
 """
 
 import triton

@@ -59,7 +59,10 @@ class TeamMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TeamLaunch(SharedSetLaunch):
-    """A unit of work is one o and one block of columns, which holds whole sets. The members of a team share its rows."""
+    """A unit of work is one o and one block of columns, which holds whole sets.
+
+    The members of a team share its rows.
+    """
 
     name: ClassVar[str] = "team"
     rows: int  # of a member

@@ -27,8 +27,8 @@ RESIDENT_THREADS = 256  # of a program that keeps its rows: 255 registers per th
 
 RESIDENT_WIDTH = 64  # columns of a block that is kept. H200, 2026-11-15: 2x320x64x64 takes 14.8 us with 64, 19.3 us with 128
 
-# H200, 2026-11-16, 32 of 34 shapes: reading rows again takes this much longer than three launches of many small programs, which hide
-# their latencies better.
+# H200, 2026-11-16, 32 of 34 shapes: reading rows again takes this much longer than three launches of many small
+# programs, which hide their latencies better.
 REREAD = 2.0
 
 FROM_L2 = 0.35  # the time of a read from the L2 cache, over that of a read from memory; assumed
@@ -94,7 +94,10 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamL
 
 
 def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
-    """How many sets a block may have. They fill a power of two of columns, or fewer so that each block begins where wide loads can."""
+    """How many sets a block may have.
+
+    They fill a power of two of columns, or fewer so that each block begins where wide loads can.
+    """
     found = set()
     for block_j in (32, 64, 128, 256):
         most = min(max(block_j // w.run, 1), w.sets)

@@ -25,7 +25,7 @@ class Tile(TrafficFamily):
             return ["a set is one run: there is nothing to read across"]
         module = schedule_backward if direction == BACKWARD else schedule
         if module.tile_size(problem) > module.LARGEST_TILE:
-            return [f"sets of {x.reps} x {x.run} are larger than the {module.LARGEST_TILE} elements that one program keeps"]
+            return [f"a set of {x.reps} x {x.run} is larger than the {module.LARGEST_TILE} elements that fit in one program"]
         return schedule_backward.tile_unsupported(problem, device) if direction == BACKWARD else []
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:

@@ -1,4 +1,7 @@
-"""The tile walk: the elements of a set lie apart, and memory is read across sets. A row is one r, a column one (s, t)."""
+"""The tile walk: the elements of a set lie apart, and memory is read across sets.
+
+A row is one r, a column one (s, t).
+"""
 
 import triton
 import triton.language as tl
@@ -41,7 +44,10 @@ def tile_forward(
 
 @triton.jit
 def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """Whole sets, block.run columns for each. With a remainder, a set is two blocks of rows. `number` is the block's."""
+    """Whole sets, block.run columns for each.
+
+    With a remainder, a set is two blocks of rows. `number` is the block's.
+    """
     r = tl.arange(0, block.i)[:, None]
     o, column = number // split.blocks, number % split.blocks * block.j + tl.arange(0, block.j)[None, :]
     s, t = column // block.run, column % block.run

@@ -36,7 +36,9 @@ def _across(
     io, affine, values, cells, count, pid, view, maps, segments, split,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns of one segment, in turn. A resident program reads whole sets and computes their sums; else block.i rows.
+    """Blocks of columns of one segment, in turn.
+
+    A resident program reads whole sets and computes their sums; else block.i rows.
 
     If parameters vary along columns but not along rows, every block has its own parameters.
     """

@@ -63,7 +63,7 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def what(self) -> str:
-        return "+".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
+        return " and ".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
 
     @property
     def reads_statistics(self) -> bool:

@@ -1,1 +1,1 @@
-"""One set at a time, its rows one after another, by one program or by a team."""
+"""One set at a time, row after row, by one program or by a team."""

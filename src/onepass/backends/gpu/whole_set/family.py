@@ -12,7 +12,7 @@ from . import schedule
 
 class WholeSet(SharingFamily):
     name = "whole_set"
-    summary = "programs take one set at a time, large ones by several that run at the same time: x is read once"
+    summary = "programs take one set at a time, and share a large one with others that run at the same time: x is read once"
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         return schedule.whole_set_unsupported(problem, device)

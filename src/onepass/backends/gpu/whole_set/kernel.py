@@ -1,7 +1,8 @@
 """One set at a time: its elements in the order in which they lie in memory, row after row, one vector for each load.
 
-All threads have work, however short a row is and however many columns it has, and sums need not distinguish columns. The elements
-between the rows belong to other sets, whose programs read them at the same time. A team shares a set that is too large for one program.
+All threads have work, however short a row is and however many columns it has, and sums need not distinguish columns.
+The elements between the rows belong to other sets, whose programs read them at the same time. A team shares a set that
+is too large for one program.
 """
 
 import triton
@@ -78,7 +79,7 @@ def whole_set_forward(
 
 @triton.jit
 def _vectors(n, start, end, mode: tl.constexpr):
-    """r and t of the n-th vector of each thread, [THREADS, 1] and [THREADS, VECTOR], and whether it belongs to this member."""
+    """r and t of the n-th vector of each thread, and whether it belongs to this member."""
     vector = n * mode.threads + tl.arange(0, mode.threads)[:, None]
     r = start + vector // (mode.run // mode.vector)
     t = vector % (mode.run // mode.vector) * mode.vector + tl.arange(0, mode.vector)[None, :]

@@ -50,6 +50,10 @@ class WholeSetLaunch(SharedSetLaunch):
     def units(self) -> int:
         return self.walk.total
 
+    @property
+    def shape(self) -> str:
+        return f"{self.vectors} vectors of {self.block_j} for each of {self.block_i} threads"
+
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
         even = self.members * self.rows == w.reps and self.rows * w.run == self.vectors * self.block_i * self.block_j
