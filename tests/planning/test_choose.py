@@ -75,7 +75,7 @@ def test_force():
     with (
         pytest.raises(
             ValueError,
-            match="'fast' is unknown; expected one of c, aten, row, tile, whole_set, ring, team, apply, row_reread, tile_reread, blockwise,",
+            match="'fast' is unknown; expected one of c, aten, row, tile, whole_set, ring, team, apply, row_reread, tile_reread, block",
         ),
         onepass.force("fast"),
     ):
