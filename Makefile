@@ -1,4 +1,4 @@
-# Two commands do everything, on a fresh machine too: `make demo` and `make test`.
+# `make demo` and `make test` also set everything up, on a new machine, too.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# timm is set up beside the other packages: its torchvision may be built for another torch, and where transformers sees such a one, it fails
+# timm has a folder of its own: its torchvision may be built for another torch, and transformers fails if it sees that one
 $(READY): pyproject.toml constraints.txt Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 mutations: $(READY)
 	$(BIN)/python tests/mutations.py
 
-# The C kernels by the address and undefined-behaviour sanitizers: the verify suite, random problems, and random programs around calls
+# The C kernels with the address and undefined-behaviour sanitizers: the verify suite, random problems and random programs
 ASAN := $(shell gcc -print-file-name=libasan.so 2>/dev/null):$(shell gcc -print-file-name=libubsan.so 2>/dev/null)
 SANITIZED := LD_PRELOAD=$(ASAN) ASAN_OPTIONS=detect_leaks=0 ONEPASS_CPU=c CC="gcc -fsanitize=address,undefined -fno-sanitize-recover=all -g"
 sanitize: $(READY)

@@ -1,4 +1,4 @@
-"""Fresh memory is poisoned with NaN in every test, so that whatever is read before it was written shows."""
+"""What all tests share. In every test torch fills new memory with NaN, so that reading uninitialized memory shows."""
 
 import os
 
@@ -11,12 +11,12 @@ from onepass.core.device import describe
 from onepass.dispatch import launchers
 from onepass.planning.registry import FAMILIES
 
-# The others need a GPU, or an interpreter.
+# The other families need a GPU or Triton's interpreter.
 CPU_FAMILIES = [family.name for family in FAMILIES if not isinstance(family, GpuFamily)]
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic mode asks of CUDA
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def compiled() -> bool:
 
 @pytest.fixture
 def anew():
-    """As a process that has planned nothing yet, and looks at its environment again; also afterwards."""
+    """Forget all plans and settings, before and after the test, as in a new process."""
 
     def forget() -> None:
         for cache in (build.library, library.load, describe):
@@ -50,7 +50,7 @@ def anew():
 
 @pytest.fixture
 def by_torch(monkeypatch, anew):
-    """What the CPU does without C kernels."""
+    """Run the CPU without C kernels."""
     monkeypatch.setenv("ONEPASS_CPU", "off")
 
 

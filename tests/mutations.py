@@ -1,6 +1,6 @@
-"""Planted faults: each must turn the tests named beside it red.
+"""Planted faults. Each must make the tests beside it fail.
 
-Run `make mutations` for all of them, with progress; the suite runs the quick ones.
+`make mutations` runs all of them. The usual test run has the quick ones.
 """
 
 import os
@@ -21,7 +21,7 @@ class Mutation(NamedTuple):
     before: str
     after: str
     tests: str  # pytest arguments
-    quick: bool = False  # also in the suite
+    quick: bool = False  # part of the usual test run
 
 
 VIEW = "tests/core/test_view.py -k the_table or every_norm"
@@ -32,7 +32,7 @@ NATIVE = "tests/backends/c/test_launch.py -k random_problems or every_half or fa
 SAVED = "tests/functional/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/functional/test_numerics.py -k blocks"
 LIMITS = "tests/functional/test_extreme_values.py -k "
-KERNELS = "tests/backends/gpu/test_interpreter.py -k within_the_budget and "  # these run by Triton's interpreter
+KERNELS = "tests/backends/gpu/test_interpreter.py -k within_the_budget and "  # in Triton's interpreter
 
 MUTATIONS = [
     Mutation("K and L swapped", "backends/torch_ops/blockwise.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES, True),
@@ -126,13 +126,13 @@ MUTATIONS = [
 
 
 def survives(mutation: Mutation) -> str:
-    """Apply a mutation to a copy of the sources and run its tests: "" if they fail, as they should, else what was printed."""
+    """Plant the fault in a copy of the sources and run its tests. Returns "" if they fail, otherwise their output."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "onepass"
         shutil.copytree(SOURCE, source)
         path = source / mutation.file
         text = path.read_text()
-        assert text.count(mutation.before) == 1, f"{mutation.name}: {mutation.before!r} stands {text.count(mutation.before)} times"
+        assert text.count(mutation.before) == 1, f"{mutation.name}: {mutation.before!r} occurs {text.count(mutation.before)} times"
         path.write_text(text.replace(mutation.before, mutation.after))
         file, _, words = mutation.tests.partition(" -k ")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", file, *(["-k", words] if words else [])]

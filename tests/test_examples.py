@@ -1,4 +1,4 @@
-"""The examples, and the code on the pages, run as they stand; the examples agree with torch."""
+"""The examples and the code in the documentation run as they are. The examples agree with torch."""
 
 import importlib
 import re

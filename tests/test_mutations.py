@@ -1,4 +1,4 @@
-"""The suite can fail: every planted fault turns the tests beside it red."""
+"""The tests can fail: they find every planted fault."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_fault_is_found(mutation):
 
 
 def test_every_fault_can_be_planted():
-    """Each text stands in its file once, and the tests exist: a mutation does not get lost when a file moves."""
+    """Each text occurs once in its file, and the tests exist. So no fault gets lost when a file moves."""
     for mutation in MUTATIONS:
         file = SOURCE / mutation.file
         assert file.exists() and file.read_text().count(mutation.before) == 1, mutation.name

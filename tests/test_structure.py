@@ -1,4 +1,4 @@
-"""The shape of the code: who imports whom, what `import onepass` loads and shows, what the wheel holds, and kernels that know no norm."""
+"""The structure of the code: who imports whom, what `import onepass` loads, and what the wheel holds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import onepass
 SOURCE = Path(onepass.__file__).parent
 ROOT = Path(__file__).parents[1]
 
-# Each folder of the package, and the folders it may import from. `onepass` stands for the package itself, as in `import onepass`.
+# Each folder of the package, and the folders it may import from. `onepass` is the package itself (`import onepass`).
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "backends": {"core"},

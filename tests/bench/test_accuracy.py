@@ -20,7 +20,7 @@ def quick(monkeypatch):
 
 
 class Off(torch.autograd.Function):
-    """Passes a tensor on, and its gradient with one element off by a factor."""
+    """The identity, whose gradient has one element off by a factor."""
 
     @staticmethod
     def forward(ctx, t, factor):
@@ -44,7 +44,7 @@ class Off(torch.autograd.Function):
     ],
     ids=lambda value: getattr(value, "op", None),
 )
-def test_the_gate_finds_every_wrong_gradient(case, wrong, factor, monkeypatch):
+def test_every_wrong_gradient_is_found(case, wrong, factor, monkeypatch):
     def provider(case, operands):
         return calls.onepass_call(case, operands._replace(**{wrong: Off.apply(getattr(operands, wrong), factor)}))
 
@@ -56,7 +56,7 @@ def test_the_gate_finds_every_wrong_gradient(case, wrong, factor, monkeypatch):
 
 
 @pytest.mark.parametrize("case", [case for case in cases.CASES if case.init != "inf" and case.shape[0]][::4], ids=lambda case: case.name)
-def test_the_gate_is_the_oracle_in_slices(case, monkeypatch):
+def test_slices_agree_with_the_oracle(case, monkeypatch):
     monkeypatch.setattr(accuracy, "SLICE", 50)
     operands = tensors.make(case, torch.bfloat16)
     dy = tensors.make_dy(operands)

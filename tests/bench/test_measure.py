@@ -63,7 +63,7 @@ def test_a_backward_record(case, copies, gradients):
 
 
 def test_memory_beside_the_gradients(monkeypatch):
-    """With made-up numbers in the place of an allocator's. A gradient that two operands share is counted once."""
+    """With made-up numbers for the allocator. A gradient that two operands share is counted once."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"requested_bytes.all.current": 1000, "requested_bytes.all.peak": 1500})
@@ -72,7 +72,7 @@ def test_memory_beside_the_gradients(monkeypatch):
 
 
 def test_a_compiled_backward_runs_again(monkeypatch):
-    """By AOTAutograd, which may else reuse the memory of what it saved. (torch 2.13 sees for itself that the graph is kept.)"""
+    """AOTAutograd must not overwrite what the forward saved. (torch 2.13 notices that the graph is retained.)"""
     monkeypatch.setattr(torch, "compile", partial(torch.compile.func, backend="aot_eager"))  # pyright: ignore
     row = Row(Case("group_norm", (2, 8, 4, 4), groups=2, activation="silu"), torch.float32, direction="backward")
     (record,) = measure.measure(row, providers={"torch.compile": PROVIDERS["torch.compile"]})
@@ -80,7 +80,7 @@ def test_a_compiled_backward_runs_again(monkeypatch):
 
 
 def test_wrong_results_have_no_time():
-    """Of ours; a peer's time stands, with its error."""
+    """Wrong results of onepass have no time. A wrong peer keeps its time, with its error."""
 
     def wrong(case, operands):
         return lambda: calls.by_torch(case, operands) * 1.02

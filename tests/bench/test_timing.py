@@ -1,4 +1,4 @@
-"""Timing, with a clock in the place of a GPU."""
+"""Timing, with a clock instead of a GPU."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from onepass.bench import timing
 
 
 def test_cuda_times(monkeypatch):
-    """The sampling, with a clock in the place of a GPU: slow variants are sampled less, and the L2 is flushed before every sample."""
+    """Slow variants get fewer samples, and the L2 cache is flushed before every sample."""
     clock, flushed = [0.0], []
 
     class Event:

@@ -1,4 +1,4 @@
-"""The benchmark of whole models, on small twins and a CPU."""
+"""The benchmark of whole models, on small models and a CPU."""
 
 import json
 import time
@@ -39,7 +39,7 @@ def forward(model, x):
 
 
 class Here:
-    """A variant in this process, as `Child` is one in another."""
+    """A variant in this process. `VariantProcess` runs one in another process."""
 
     def __init__(self, entry: Entry, patched: bool):
         self.variant = Variant(entry, patched, True, "cpu", "aot_eager", SharedMemory(2))
@@ -106,7 +106,7 @@ def test_wrong_results_have_no_time(monkeypatch):
 def test_what_is_allowed():
     before = {"a": (0.0, 1.0), "b": (0.02, 2.0), "c": (0.01, 1.0)}
     assert error_ratio(before, before)[0] == pytest.approx(0.01 / (0.02 + 2**-8))
-    assert error_ratio(before, before | {"a": (0.02, 1.0)}) == (pytest.approx(0.02 / (0.02 + 2**-8)), "a")  # right by chance, before
+    assert error_ratio(before, before | {"a": (0.02, 1.0)}) == (pytest.approx(0.02 / (0.02 + 2**-8)), "a")  # was right by chance before
     assert error_ratio(before, before | {"b": (0.2, 2.0)}) == (pytest.approx(0.1 / (0.02 + 2**-8)), "b")
 
 
@@ -118,7 +118,7 @@ def test_errors_are_written_down():
 
 
 def test_steps_of_a_cache():
-    """It is rewound before it is full, and before results are taken."""
+    """The cache is rewound before it is full, and before results are taken."""
     rewound = []
     entry = Entry("e", "e", "json", Toy, lambda model, small: (), lambda model: torch.zeros(()), 1, rewind=lambda: rewound.append(1))
     step = Step(entry, torch.nn.Identity(), (), entry.forward)
@@ -130,7 +130,7 @@ def test_steps_of_a_cache():
 
 
 def test_processes(tmp_path, capsys):
-    """What a process cannot do, or is too slow for, is in the records, and what it could do, too."""
+    """The records hold what a process did, what it could not do, and what was too slow."""
     pytest.importorskip("transformers")
     out = tmp_path / "models.jsonl"
     arguments = ["--small", "--only", "llama-train", "--seconds", "0.01", "--out", str(out), "--logs", str(tmp_path)]
@@ -145,7 +145,7 @@ def test_processes(tmp_path, capsys):
 
 
 def made_up():
-    """Results in which a model is not compiled after, and one has a break more."""
+    """Made-up results: one patched model failed to compile, and one has one more graph break."""
     origin = {"name": "GPU", "torch": "2", "triton": "3", "onepass": "0", "commit": "c", "date": "d", "library": "l 1", "small": False}
     for entry in ENTRIES:
         for mode in MODES:

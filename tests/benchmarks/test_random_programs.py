@@ -1,4 +1,4 @@
-"""The fuzz of calls in a short form, and that it sees what it looks for."""
+"""The first random programs agree with torch, and the comparison finds differences."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ COUNT = 400
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("start", range(0, COUNT, 100))
 def test_programs_do_as_torch_does(start):
-    torch.use_deterministic_algorithms(False)  # some of torch's own have no deterministic form
+    torch.use_deterministic_algorithms(False)  # some operations of torch have no deterministic version
     found = {index: run(0, index) for index in range(start, start + 100)}
     assert not {f"{index} {draw(0, index).name}": wrong for index, wrong in found.items() if wrong}
 
@@ -38,7 +38,7 @@ def test_judge():
 
 
 def test_programs_reach_everything():
-    """Every kind of change is drawn, and each program is the same on every machine."""
+    """Programs use every kind of change, and a seed and an index always give the same program."""
     programs = [draw(0, index) for index in range(5000)]
     assert {p.op for p in programs} == set(calls.OPS)
     assert {p.before for p in programs} == {"", *changes.BEFORE}

@@ -17,7 +17,7 @@ TINY_BACKWARD = replace(TINY, direction="backward")
 
 
 def made_up(suite=SUITE):
-    """Results in which torch.compile wins and torch raises on the last row, which is also too slow."""
+    """Made-up results: on the last row onepass is too slow, torch.compile is faster, and torch raises."""
     origin = {"name": "GPU", "torch": "2", "triton": "3", "onepass": "0", "commit": "c", "date": "d", "mode": "graph"}
     for row in suite:
         common = {"row": row.name, "copy_us": 9.0, "target": row.target, "plan": None, "host_us": 7.0, "extra_bytes": 2.5e6, **origin}
@@ -40,7 +40,7 @@ def test_report():
 
 
 def test_report_of_the_backward():
-    """Between its own marks, where they are."""
+    """The table of the backward is between its own marks, if the text has them."""
     results = list(made_up((TINY, TINY_BACKWARD)))
     without = f"{report_suite.BEGIN}\n{report_suite.END}"
     text = f"{without}\nbetween\n{report_suite.BACKWARD_BEGIN}\nstale\n{report_suite.BACKWARD_END}\nafter"

@@ -1,4 +1,4 @@
-"""Kernels of the suites, compiled for GPUs that are not present: none spills, and registers are those of results/resources.jsonl."""
+"""Kernels of the suites, compiled for several GPUs: none spills, and registers agree with results/resources.jsonl."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def _differences(here: list[dict], committed: list[dict]) -> list[str]:
 
 
 def test_the_committed_table(tmp_path):
-    """The kernels are compiled in a process of their own: under TRITON_INTERPRET there is nothing to compile."""
+    """A separate process compiles: under TRITON_INTERPRET there is nothing to compile."""
     pytest.importorskip("triton")
     found = tmp_path / "resources.jsonl"
     code = f"import pathlib; from benchmarks import resources; resources.RESULTS = pathlib.Path({str(found)!r}); resources.main()"
@@ -57,7 +57,7 @@ def _records(registers=(40, 80), triton="3.9.0", spilled=0):
 
 @pytest.mark.parametrize("triton", ["3.9.0", "4.0.0"])
 def test_every_difference_is_seen(triton):
-    """Also where the records are of another Triton version than the one that is installed."""
+    """Differences are seen, also if the records are of another Triton version than the installed one."""
     committed = _records()
     here = _records(triton=triton)
     assert _differences(here, committed) == []

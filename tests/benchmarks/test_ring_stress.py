@@ -1,4 +1,4 @@
-"""The ring with one hand-over late at a time: what is compiled, and on a Hopper, that nothing is wrong for it."""
+"""The stress test of the ring, which delays one hand-over at a time. On a Hopper GPU, nothing may be wrong."""
 
 import json
 import re
@@ -69,14 +69,17 @@ print(json.dumps([ring_stress.source("one block", stress, device).compile(target
 
 
 def test_what_is_compiled():
-    """In production no clock, and the fence between the wait for a slot and the copy into it. Elsewhere as the stress test asks."""
+    """Production has no clock, and a fence between the wait for a slot and the copy into it.
+
+    Other kernels have what the stress test asks for.
+    """
     stresses = [None, "apply block/none", "apply crowd/readers"]
     command = [
         sys.executable,
         "-c",
         COMPILE,
         json.dumps(stresses),
-    ]  # a process of its own: under TRITON_INTERPRET there is nothing to compile
+    ]  # a separate process: under TRITON_INTERPRET there is nothing to compile
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     production, delayed, crowded = json.loads(printed.splitlines()[-1])
     wait, copy, arrive = r"mbarrier\.try_wait", r"cp\.async\.bulk\.tensor", r"mbarrier\.arrive\.shared"
@@ -90,7 +93,7 @@ def test_what_is_compiled():
         return [found[at - 1] for at, what in enumerate(found) if what == event]
 
     assert "%clock64" not in production and "st.volatile.shared" not in production
-    assert before(production, "copy") == ["fence"] and order(production).count("fence") == 2  # the other follows the mbarriers' start
+    assert before(production, "copy") == ["fence"] and order(production).count("fence") == 2  # the other follows the mbarrier setup
     assert before(delayed, "copy") == ["wait"] and "%clock64" in delayed
     assert before(crowded, "copy") == ["wait"] and crowded.count("st.volatile.shared") == 32 and "fence" in before(crowded, "arrive")
 
@@ -111,11 +114,11 @@ def test_verdict():
     assert failures == 0 and "the planted fault was seen" in words and "without it 2 launches" in words
     assert "100: 2 WRONG, 128 elements" in ring_stress.summary(tallies) and "nothing" in ring_stress.summary(tallies)
     assert ring_stress.verdict({**tallies, Cell("", "load", 4): wrong})[1] == 1
-    assert ring_stress.verdict({Cell("apply block", "early", 1): right})[1] == 1  # a test that sees nothing
+    assert ring_stress.verdict({Cell("apply block", "early", 1): right})[1] == 1  # the planted fault was not seen
 
 
 def test_what_a_lane_counts(monkeypatch):
-    """On the CPU, without streams: two rows of one block are wrong in every other launch, one of them in other columns."""
+    """Runs on the CPU. In every other launch two rows of one block are wrong, in different columns."""
     for name, stand_in in (("Stream", lambda: None), ("stream", nullcontext), ("synchronize", lambda: None)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(ring_stress, "DEVICE", "cpu")

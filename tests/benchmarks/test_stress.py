@@ -1,4 +1,4 @@
-"""The stress test: its random problems, and that it finds what is wrong."""
+"""The stress test: it draws random problems, and finds what is wrong."""
 
 import time
 from functools import partial
@@ -27,7 +27,7 @@ def test_problems_are_drawn_from_seed_and_index():
 
 
 def test_few_kinds_of_kernels():
-    """Kernels past the number that is allowed are not compiled, and few problems are lost by that."""
+    """At most the allowed number of kernels is compiled, and few problems are skipped for that."""
     pytest.importorskip("triton")
     from benchmarks.resources import TARGETS
 
@@ -52,7 +52,7 @@ def test_stress_holds_what_is_right(problem):
 
 @pytest.mark.parametrize("part", ["output", "mean", "rstd"])
 def test_stress_finds_what_is_wrong(part, monkeypatch):
-    """One element off by 1 %, once; and bits that are not the same twice."""
+    """One element is off by 1 %, in both runs or in one of them."""
     group_norm, calls = O.group_norm, []
 
     def off(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""Bad input: torch's exception type, torch's phrase first, then our hint; and nothing is touched."""
+"""Bad input raises torch's exception type, with torch's phrase and then our hint. No tensor changes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ R = torch.randn
 X = R(2, 6, 5)
 INT = torch.ones(2, 6, 5, dtype=torch.long)
 
-# call of a namespace, what our message adds
+# (a call with torch's or our namespace, what our message adds)
 BAD = {
     "groups that do not divide": (lambda m: m.group_norm(R(2, 320, 8, 8), 48), "nearest divisors of 320: 40, 64"),
     "no groups": (lambda m: m.group_norm(X, 0), "expected a divisor of the 6 channels"),
@@ -200,7 +200,7 @@ def test_nothing_is_touched():
 
 
 def test_a_good_call_does_not_hide_a_bad_one():
-    """Launchers are kept by the kind of call; whatever an error depends on is part of the kind."""
+    """Launchers are cached by the kind of call. Everything that an error depends on is part of the kind."""
     x, w = R(4, 6), R(6)
     for family in ("aten", "blockwise"):
         with onepass.force(family):

@@ -1,4 +1,4 @@
-"""A norm that nobody built, defined by a spec alone: GroupNorm whose statistics span pairs of samples."""
+"""A norm that is defined by a spec only: GroupNorm whose statistics span pairs of samples."""
 
 import os
 from dataclasses import replace
@@ -68,7 +68,7 @@ def verified(monkeypatch):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "strided", "transposed"])
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_every_family_within_the_budget(verified, family, layout, dtype):
-    """Every kernel that can runs a norm it has never heard of. All others refuse."""
+    """The families run a norm that they do not know, or refuse it."""
     if family == "c" and not compiled():
         pytest.skip("there are no C kernels")
     case = Case("paired_group_norm", (6, 12, 4, 5), layout)
@@ -130,7 +130,7 @@ def test_a_shape_that_does_not_match():
 
 @pytest.mark.parametrize("size", [2, 5, 100])
 def test_a_weight_of_another_size(size):
-    """A norm that checks nothing itself must not read past its weight."""
+    """A norm without checks of its own must not read past its weight."""
     x, memory = torch.randn(4, 6, 5), torch.ones(200)
     with pytest.raises(ValueError, match=r"weight has shape \[\d+\], expected 6 elements"):
         paired_group_norm(x, memory[:size], None)

@@ -16,7 +16,10 @@ from onepass.verify.tensors import lay_out
 
 
 def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of, modulation_of=lambda index: 0) -> NormProblem:
-    """Walk every (o, r, s, t) of the view; `set_of`, `param_of` and `modulation_of` say by index in x what the definition demands."""
+    """Check every (o, r, s, t) of the view.
+
+    `set_of`, `param_of` and `modulation_of` give the expected set and parameters.
+    """
     problem = bind(definition, x)
     view, y_view, param, modulation = problem.x, problem.y, problem.param, problem.modulation
     assert view is not None and y_view is not None and param is not None and modulation is not None
@@ -43,7 +46,7 @@ def _brute_force(definition: spec.NormSpec, x: torch.Tensor, set_of, param_of, m
 
 
 def _norms(shape: tuple[int, ...], groups: int):
-    """Each norm with its definition written out on indices of x."""
+    """Each norm, with its definition as functions of the indices of x."""
     _n, c, *_rest = shape
     width = c // groups
     yield norms.group_norm(groups), lambda i: (i[0], i[1] // width), lambda i: i[1]
@@ -70,7 +73,7 @@ def test_every_norm_in_every_layout(shape, groups, layout):
     x = lay_out(torch.empty(shape), layout)
     for definition, set_of, param_of in _norms(shape, groups):
         if bind(definition, x).x is None:
-            # A parameter per element, stored in another order than x: three reduced axes that no two can stand for.
+            # One parameter per element, in another order than x: these three reduced axes cannot be merged into two.
             assert len(definition.params.split()) > 2 and layout in ("channels_last", "transposed")
         else:
             _brute_force(definition, x, set_of, param_of)
@@ -93,7 +96,7 @@ def test_random_memory(seed):
 
 
 def _extended(shape: tuple[int, ...], groups: int):
-    """Norms beyond torch's: channels last, modulated, with coarser parameters; definition, set, parameter, modulation."""
+    """Norms that torch does not have. Yields the definition, and the expected set, parameter and modulation."""
     _, *positions, c = shape
     width = c // groups
     yield norms.group_norm(groups, channel_dim=-1), lambda i: (i[0], i[-1] // width), lambda i: i[-1], lambda i: 0
@@ -119,14 +122,14 @@ def _extended(shape: tuple[int, ...], groups: int):
 def test_modulation_granularity_and_channels_last(shape, groups, layout):
     x = lay_out(torch.empty(shape), layout)
     for definition, set_of, param_of, modulation_of in _extended(shape, groups):
-        if bind(definition, x).x is None:  # kept axes inside the reduced ones, of which some carry no parameter: (1) has no such term
+        if bind(definition, x).x is None:  # (1) has no term for kept axes inside the reduced ones without a parameter
             assert layout in ("transposed", "reversed")
             continue
         _brute_force(definition, x, set_of, param_of, modulation_of)
 
 
 def _rows():
-    """DESIGN's table: norm, layout, view sizes, parameter map, for N=2, C=6, H=3, W=4, G=3."""
+    """The table of views: norm, layout, view sizes and parameter map, for N=2, C=6, H=3, W=4, G=3."""
     n, c, size, g = 2, 6, 12, 3
     k = c // g
     nchw, nhwc = "contiguous", "channels_last"
@@ -179,7 +182,7 @@ def test_min_bytes():
 
 
 def test_the_picture_shows_the_sets():
-    """The cubes are walked by the views; here they are held against the definitions."""
+    """The picture is drawn from the views. Its sets agree with the definitions."""
     sizes = {"BatchNorm": 16, "InstanceNorm": 4, "GroupNorm, 2 groups": 12, "LayerNorm over C": 6, "LayerNorm2d": 6}
     for title, definition, order in picture.PANELS:
         cube = picture.members(picture.problem_of(definition, order), order, 1, 2, 3)

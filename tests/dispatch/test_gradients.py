@@ -82,7 +82,7 @@ def test_only_what_is_needed():
 
 
 def test_double_backward_of_a_bias_without_a_weight():
-    """torch's own is wrong here."""
+    """torch's own double backward is wrong here."""
     x, bias = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x, b: onepass.functional.layer_norm(x, (4,), None, b), (x, bias))
 

@@ -1,4 +1,4 @@
-"""Nothing that a user does reads or writes memory that is not a tensor's: torch raises there, and so do we, before anything is launched."""
+"""No call reads or writes memory outside its tensors. onepass raises before it launches anything, as torch does."""
 
 import gc
 
@@ -25,7 +25,7 @@ CHANNELS = {
     "batch_norm": lambda m, x, w, b: m.batch_norm(x, None, None, w, b, training=True),
 }
 NORMS = ROWS | CHANNELS
-OURS = {  # with extras, which torch does not have
+OURS = {  # with extras that torch does not have
     "group_norm, silu": lambda m, x, w, b: m.group_norm(x, 32, w, b, activation="silu"),
     "layer_norm2d": lambda m, x, w, b: m.layer_norm2d(x, w, b),
     "batch_norm, y saved": lambda m, x, w, b: m.batch_norm(x, None, None, w, b, training=True, save="y"),
@@ -45,7 +45,7 @@ def _param(device: str) -> torch.nn.Parameter:
 
 
 def _freed(t: Tensor, offset: int = 0) -> Tensor:
-    """A tensor like t whose storage was resized to nothing, as FSDP does."""
+    """A tensor like t whose storage has size 0, as FSDP leaves it."""
     base = torch.zeros(offset + t.numel(), dtype=t.dtype, device=t.device)
     view = base[offset:].view(t.shape)
     view.untyped_storage().resize_(0)
@@ -76,7 +76,7 @@ def test_what_was_saved_changes_before_the_backward(name, change, device):
     if name == "batch_norm, y saved" and change in ("a shorter input", "input.half()", "input freed"):
         return  # the input was not saved
     if change == "weight elsewhere":
-        with pytest.raises((RuntimeError, TypeError)):  # torch refuses to assign it, where devices are of different kinds
+        with pytest.raises((RuntimeError, TypeError)):  # torch refuses to assign data of another kind of device
             CHANGES[change](*operands)
             y.sum().backward()
         return
@@ -97,12 +97,12 @@ def test_a_module_is_converted_before_the_backward(dtype, device):
     module[1].to(dtype)
     with pytest.raises(RuntimeError, match="expected scalar type Float but found"):
         y.backward()
-    gc.collect()  # a heap that was corrupted shows here, if not before
+    gc.collect()  # a corrupted heap shows here at the latest
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_a_norm_without_a_mean_promotes_as_torch_does(dtype):
-    """On a CPU; on a GPU torch raises, and so do we."""
+    """On a CPU. On a GPU torch raises, and so do we."""
     gradients = []
     for module in (F, O):
         torch.manual_seed(3)
@@ -139,7 +139,7 @@ def test_hooks_on_saved_tensors(name, hook, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*NORMS, *OURS])
 def test_hooks_that_change_no_value(name, device):
-    """Other strides, an offset, a copy: what hooks may do."""
+    """Hooks may return other strides, an offset, or a copy."""
     grads = []
     for unpack in (
         lambda t: t,
@@ -194,7 +194,7 @@ def test_freed_gradient(name, device):
 def test_freed_running_statistics(which, training, device):
     x = _input("batch_norm", device)
     good = [torch.zeros(C, device=device), torch.ones(C, device=device)]
-    for _ in range(2):  # the second call of a kind takes a shorter way
+    for _ in range(2):  # the second call of a kind takes a shorter path
         O.batch_norm(x, *(t.clone() for t in good), training=training)
         bad = [_freed(t) if i == which else t.clone() for i, t in enumerate(good)]
         with pytest.raises(RuntimeError, match="data is not allocated"):
@@ -220,7 +220,7 @@ def test_freed_extras(device):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_zero_tensors(name):
-    """torch's zero tensors have no memory, and its norms take them as zeros."""
+    """torch's zero tensors have no memory, and its norms read them as zeros."""
     x, weight, bias = _input(name, "cpu"), torch.randn(C), torch.randn(C)
     zero = torch._efficientzerotensor
     for operands in ((zero(x.shape), weight, bias), (x, zero(weight.shape), bias), (x, weight, zero(bias.shape))):
@@ -243,7 +243,7 @@ def test_negative_bit(name, device):
     shape = _input(name, device).shape
     x, weight, bias, dy = negative(*shape), negative(C), negative(C), negative(*shape)
     plain = [t.resolve_neg().contiguous() for t in (x, weight, bias, dy)]
-    for chosen in range(8):  # each of the three with its negative bit, or without
+    for chosen in range(8):  # each of the three with or without its negative bit
         operands = [t if chosen >> i & 1 else p for i, (t, p) in enumerate(zip((x, weight, bias), plain))]
         torch.testing.assert_close(NORMS[name](O, *operands), NORMS[name](F, *plain[:3]), rtol=1e-4, atol=1e-4)
     results = []
@@ -344,7 +344,7 @@ MODULATED = {"group_norm, modulated": lambda m, x, w, b: m.group_norm(x, 32, w, 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*NORMS, *OURS, *MODULATED])
 def test_a_node_that_is_called_directly(name, device):
-    """A node gets dy from anywhere. It checks dy itself, with gradients enabled or not."""
+    """A user may call a node with any dy. The node checks it, with gradients enabled or not."""
     y = (NORMS | OURS | MODULATED)[name](O, *_operands(name, device))
     node, others = y.grad_fn, [None] * 4 if type(y.grad_fn).__name__ == "NormBackward" else []
     for dy in (torch.ones(3, device=device), torch.ones_like(y)[:1], torch.ones_like(y).half(), torch.ones(y.shape, device="meta")):
@@ -356,7 +356,7 @@ def test_a_node_that_is_called_directly(name, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", [*NORMS, *OURS])
 def test_default_device(name, device):
-    """What a call allocates lies where its input does."""
+    """A call allocates on the device of its input."""
     operands = _operands(name, device)
     y = (NORMS | OURS)[name](O, *operands)
     y.backward(torch.ones_like(y))
@@ -373,7 +373,7 @@ def test_default_device(name, device):
             O.batch_norm(torch.ones(4, 8, device=device), torch.ones(8, device=device), torch.ones(8, device=device), training=True)
     finally:
         torch.set_default_device(None)
-    torch.testing.assert_close(again, expected[0])  # without a gradient, another kernel may run
+    torch.testing.assert_close(again, expected[0])  # without gradients, another kernel may run
     for found, right in zip((y.detach(), *(t.grad for t in operands)), expected):
         assert found is right is None or torch.equal(found, right)
 
@@ -408,5 +408,5 @@ def test_the_bias_may_change_where_the_backward_does_not_need_it(name, device):
     y = O.group_norm(_input("group_norm", device), 32, weight, bias, activation="silu")
     with torch.no_grad():
         bias.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # through the activation it is needed
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # the activation needs the bias
         y.sum().backward()

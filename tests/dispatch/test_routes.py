@@ -1,4 +1,7 @@
-"""Every route gives the same norm: direct, registered op, reference; under compile, export, functorch, forward-mode AD, autocast."""
+"""Every route gives the same norm: direct, registered op and reference.
+
+Also under compile, export, functorch, forward-mode AD and autocast.
+"""
 
 import copy
 
@@ -50,7 +53,7 @@ def _adaptive(x, w, b):
     return F.silu(F.layer_norm(x.movedim(1, -1), (C,), w, b) * (1 + scale)[:, None, None] + shift[:, None, None])
 
 
-# Beyond torch: ours, and the same in torch's operations.
+# Our functions that torch does not have, and the same in torch's operations.
 EXTRAS = {
     "silu": (lambda x, w, b: O.group_norm(x, 4, w, b, activation="silu"), lambda x, w, b: F.silu(F.group_norm(x, 4, w, b))),
     "modulated": (lambda x, w, b: O.layer_norm(x.movedim(1, -1), (C,), w, b, modulate=_modulation(x), activation="silu"), _adaptive),
@@ -277,7 +280,7 @@ def test_plain_operator_and_out_compile_whole():
     ],
 )
 def test_compiled_training_goes_on(make):
-    """Running statistics stay out of the graph, so that each step has its own."""
+    """Running statistics stay out of the graph, so that steps do not depend on each other."""
     torch._dynamo.reset()
     module, twin = make(), make()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
@@ -379,7 +382,7 @@ def test_backward_saves_x_and_statistics_alone(ours, torchs):
     saved = []
     x = torch.randn(4, C, 16, 16)
     inputs = [x.requires_grad_(), torch.randn(C, requires_grad=True), torch.randn(C, requires_grad=True)]
-    sums = ours is _add  # what is normalized, and saved, is the sum
+    sums = ours is _add  # the sum is normalized and saved
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
         ours(*inputs)
     large = {t.data_ptr() for t in saved if t.numel() >= x.numel()}

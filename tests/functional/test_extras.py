@@ -1,5 +1,7 @@
-"""What goes beyond torch: every legal combination of extras against torch's operations one after the other, in fp64 and by the budget;
-fused against unfused; statistics, `out`, and the plain operator."""
+"""What torch's functions do not have: every legal combination of extras, statistics, `out`, and the plain operator.
+
+Results are compared with torch's operations, one after the other, in fp64 and within the error budget.
+"""
 
 import itertools
 from dataclasses import replace
@@ -53,7 +55,7 @@ def _combinations(op):
     for values in itertools.product(*(CHOICES[name] for name in names)):
         chosen = dict(zip(names, values))
         rank = 3 if op == "layer_norm" and chosen["granularity"] != "element" else 1
-        if chosen.get("using_bn", True) or not chosen["evaluate"]:  # without BatchNorm there is nothing to evaluate by
+        if chosen.get("using_bn", True) or not chosen["evaluate"]:  # without BatchNorm there are no running statistics to evaluate with
             yield Case(op, **BASE[op], rank=rank, **chosen)
 
 
@@ -63,7 +65,7 @@ def test_the_combinations_are_many():
 
 @pytest.mark.parametrize("op", BASE)
 def test_every_legal_combination(op):
-    """Values and every gradient within the budget of both oracles, on every family; dtypes and layouts in turn."""
+    """Values and gradients are within the budget of both oracles on every family. Dtypes and layouts take turns."""
     for i, case in enumerate(_combinations(op)):
         dtype, layout = matrix.DTYPES[i % 4], ("contiguous", "channels_last", "sliced")[i % 3]
         assert [cell for cell in matrix.verify([replace(case, layout=layout)], [dtype]) if not cell.ok] == []
@@ -102,7 +104,7 @@ def test_a_promoted_sum(family):
 
 @pytest.mark.parametrize("dtype", matrix.DTYPES, ids=str)
 def test_add_of_unlike_memory(dtype):
-    """Expanded, permuted and sliced addends, in every pairing; the sum is laid out like x."""
+    """Expanded, permuted and sliced addends in every combination. The sum has the strides of x."""
     shape = (4, 3, 2, 6)
     layouts = [
         torch.randn(shape),
@@ -148,7 +150,7 @@ def test_the_dtype_of_a_sum_is_what_is_checked():
 
 
 def test_one_channel_with_global_parameters():
-    """Grey images."""
+    """Grey images have one channel."""
     module, x = onepass.nn.LayerNorm((1, 4, 4), granularity="global"), torch.randn(2, 1, 4, 4)
     with torch.no_grad():
         assert_close(module(x), F.layer_norm(x, (1, 4, 4)))
@@ -179,9 +181,9 @@ def test_activation_is_norm_then_activation_within_one_rounding(dtype, activatio
         ):
             z = call().to(torch.promote_types(dtype, torch.float32))
             unfused, y = function(z).double(), call(activation=activation).double()
-            # Unfused, z is rounded once more; then both are rounded alike.
+            # Without fusion, z is rounded once more. After that both are rounded in the same way.
             once = 1.13 * oracle.half_ulp(z.double(), dtype) + oracle.half_ulp(unfused, dtype)
-            erf = 2 * torch.finfo(z.dtype).eps * z.abs()  # torch's own differs between vectors and their remainders
+            erf = 2 * torch.finfo(z.dtype).eps * z.abs()  # torch's erf differs between vectorized elements and the remainder
             assert ((y - unfused).abs() <= 1.01 * once + erf).all()
 
 
@@ -313,7 +315,7 @@ def test_out_is_refused_where_memory_is_shared():
 
 
 def test_out_may_share_a_buffer():
-    """Slices of one buffer that have no element in common."""
+    """Slices of one buffer that do not overlap."""
     memory = torch.randn(4, 24)
     x = memory[:, :8]
     expected = O.layer_norm(x, (8,))
@@ -387,7 +389,7 @@ def test_layer_norm_out_has_no_gradient():
 
 
 def test_a_well_known_case():
-    """fp16 1151×8192 with mean -2.3 and deviation 0.5: within 1e-2 of torch, and within our budget."""
+    """fp16 1151×8192 with mean -2.3 and deviation 0.5 is within 1e-2 of torch, and within our budget."""
     x = (-2.3 + 0.5 * torch.randn(1151, 8192)).half()
     weight, bias = torch.rand(8192).half(), torch.rand(8192).half()
     y = O.layer_norm(x, (8192,), weight, bias, 1e-5)

@@ -1,6 +1,6 @@
-"""Numbers at the limits: infinities, values near the largest float, constants without an eps, sets of one value, means far from zero.
+"""Extreme values: infinities, values near the largest float, constants without an eps, sets of one value, large means.
 
-Where torch has a number, we have one: torch's own, or one that is nearer to fp64.
+Where torch's result is finite, so is ours. It is torch's number, or closer to fp64.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ every_dtype = pytest.mark.parametrize("dtype", HALF, ids=str)
 
 
 def gradients(module, norm, x, weight, bias, dy):
-    """y and the gradients of x, weight and bias; None where there is none."""
+    """y and the gradients of x, weight and bias, or None."""
     inputs = [None if t is None else t.detach().clone().requires_grad_() for t in (x, weight, bias)]
     y = norm(module, *inputs)
     wanted = [t for t in inputs if t is not None]
@@ -35,7 +35,7 @@ def gradients(module, norm, x, weight, bias, dy):
 
 
 def by(family, norm, *operands):
-    """As `gradients`, by one family; skips where it cannot."""
+    """As `gradients`, by one family. Skips the test if the family cannot run it."""
     try:
         with onepass.force(family):
             return gradients(O, norm, *operands)
@@ -53,13 +53,13 @@ def no_number_lost(ours, torchs):
 @every_dtype
 @every_family
 def test_dweight_from_y_by_given_statistics(family, dtype, shape):
-    """A row that is read in several blocks: each has its own x_hat. In C the first block once cleared those of the others."""
+    """A row is read in several blocks, each with its own x_hat. A bug in C once cleared those of later blocks."""
     x, dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     weight, bias, mean, var = torch.tensor([1.2]), torch.tensor([0.3]), torch.tensor([0.1]), torch.tensor([1.5])
     norm = lambda module, x, w, b, **save: module.batch_norm(x, mean.to(w.dtype), var.to(w.dtype), w, b, **save)  # noqa: E731
     ours = by(family, lambda module, *t: norm(module, *t, save="y"), x, weight, bias, dy)
     exact = gradients(F, norm, x.double(), weight.double(), bias.double(), dy.double())
-    rounded = 2 * torch.finfo(dtype).eps * (x.abs() * dy.abs()).double().sum().item()  # y was rounded
+    rounded = 2 * torch.finfo(dtype).eps * (x.abs() * dy.abs()).double().sum().item()  # because y is rounded
     torch.testing.assert_close(ours[2].double(), exact[2], rtol=1e-4, atol=rounded)
 
 
@@ -94,7 +94,7 @@ def rows(n):
 
 
 def across(n):
-    """A set whose elements lie apart: the walk by tiles."""
+    """A set whose elements are spread out: the kernels walk it by tiles."""
     return (n, 4, 8), (n, 8), lambda x: x.transpose(0, 1)
 
 
@@ -110,7 +110,10 @@ every_walk = pytest.mark.parametrize("walk", WALKS)
 @every_dtype
 @every_family
 def test_rms_norm_of_an_infinity(family, dtype, value, walk):
-    """mean(x²) is infinite and rstd 0: what is finite becomes 0, and one element NaN. In C the whole row was NaN."""
+    """mean(x²) is infinite and rstd is 0, so finite elements become 0 and one element NaN.
+
+    A bug in C made the whole row NaN.
+    """
     shape, trailing, view = WALKS[walk]
     x = torch.randn(shape)
     x.view(-1)[x.numel() // 2 + 1] = value
@@ -151,7 +154,7 @@ LARGE = {
 @pytest.mark.parametrize("name", NORMS)
 @every_family
 def test_large_numbers(family, name, last, shape, values):
-    """Sums and squares overflow, and torch has numbers: so have we, in y and in the gradients."""
+    """Where torch's y and gradients are finite, so are ours, although sums and squares overflow."""
     if (family, name) == ("aten", "instance_norm"):
         pytest.skip("torch's group_norm kernel, which has NaN where its instance_norm has 0")
     norm, x = NORMS[name], LARGE[values](torch.randn(shape))
@@ -171,7 +174,7 @@ def test_large_numbers(family, name, last, shape, values):
 @every_dtype
 @every_family
 def test_constants_without_eps(family, dtype, last, shape, values):
-    """torch takes rstd as 0: y is the bias, and dx is 0."""
+    """torch uses an rstd of 0: y is the bias, and dx is 0."""
     x = torch.full(shape, values).clamp(max=torch.finfo(dtype).max).to(dtype)
     x = x.to(memory_format=torch.channels_last) if last else x
     weight, bias, dy = (torch.rand(6) + 0.5).to(dtype), torch.randn(6).to(dtype), torch.randn_like(x)
@@ -192,11 +195,11 @@ ONE = {
 @pytest.mark.parametrize("dtype", [torch.float64, *HALF], ids=str)
 @every_family
 def test_one_value_has_no_gradient(family, dtype, name):
-    """y is the bias whatever x is. wdy - c1 was not 0, where the compiler had rounded one of them and not the other."""
+    """y is the bias for every x, so dx is 0. It was not when the compiler rounded only one of wdy and c1."""
     shape, params, norm = ONE[name]
     x, dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
     _, dx, dweight, dbias = by(family, norm, x, torch.randn(params).to(dtype), torch.randn(params).to(dtype), dy)
-    torch_itself = family == "aten"  # its kernel rounds too
+    torch_itself = family == "aten"  # its kernel rounds, too
     assert (dx.abs().max() < 1e-3 if torch_itself else not dx.any()) and dweight.abs().max() < 1e-3
     torch.testing.assert_close(dbias, dy.sum(0).reshape(params) if dy.dim() > 1 else dy, rtol=2e-2, atol=2e-2)
 
@@ -219,15 +222,15 @@ FAR = {
 @pytest.mark.parametrize("dtype, mean", [(torch.float64, 2.0**27), (torch.float32, 2.0**13), (torch.float16, 2.0**9)], ids=str)
 @pytest.mark.parametrize("name", FAR)
 def test_dweight_where_the_mean_is_large(by_torch, name, dtype, mean):
-    """Without C kernels. torch's row-group kernel takes Σ dy·x - mean·Σ dy, whose terms are as large as the mean.
+    """Without C kernels. torch's kernel for groups computes Σ dy·x - mean·Σ dy, whose terms are as large as the mean.
 
-    dy has a sum of 0 in each channel, so it does not matter that the mean itself was rounded.
+    dy has a sum of 0 in each channel, so the rounding of the mean does not matter.
     """
     digits = {torch.float64: 20, torch.float32: 8, torch.float16: 1}[dtype]
     base = (torch.randn(4, 6, 500, dtype=torch.float64) * 2**digits).round() / 2**digits
     half = torch.randn(4, 6, 250).to(dtype)
     x, dy = (base + mean).to(dtype), torch.cat((half, -half), -1)
-    assert torch.equal(x.double() - mean, base)  # no digit of it was lost
+    assert torch.equal(x.double() - mean, base)  # x has all digits of base
     params = () if name == "global" else (6,)
     weight, bias = (torch.rand(params, dtype=torch.float64) + 0.5).float(), torch.zeros(params)
     if dtype == torch.float64:
@@ -235,7 +238,7 @@ def test_dweight_where_the_mean_is_large(by_torch, name, dtype, mean):
     ours = gradients(O, FAR[name], x, weight, bias, dy)
     exact = gradients(O, FAR[name], base, weight.double(), bias.double(), dy.double())  # y does not depend on the mean
     eps = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    assert (ours[2].double() - exact[2]).abs().max() <= 16 * eps * mean  # of sums of hundreds of terms; torch was off by 5 to 50 times that
+    assert (ours[2].double() - exact[2]).abs().max() <= 16 * eps * mean  # for sums of hundreds of terms; torch is off by 5 to 50 times that
 
 
 def test_random_problems_reach_the_edges_of_blocks():
@@ -252,10 +255,10 @@ def test_random_problems_reach_the_edges_of_blocks():
 
 
 def test_the_edges_are_those_of_the_sources():
-    """A constant that is new in the C sources, or in native.py, is drawn around as well."""
+    """Every constant of the C sources and of walk.py is one of EDGES."""
     text = "".join(path.read_text() for path in (Path(launch.__file__).parent / "src").glob("*.h"))
     defined = re.findall(r"(\w+) = (\d+)(?: << (\d+))?[,\s}]", "".join(re.findall(r"enum \{.*?\}", text)))
     sizes = {name: int(value) << int(shift or 0) for name, value, shift in defined}
-    bytes_ = {"CACHE_BYTES", "SPARE_BYTES"}  # of a cache and of a buffer: no length of a block
+    bytes_ = {"CACHE_BYTES", "SPARE_BYTES"}  # sizes of a cache and a buffer, not lengths of a block
     assert {name: size for name, size in sizes.items() if name not in bytes_ and size not in random_problems.EDGES} == {}
     assert len(sizes) > 12 and walk.SHORT in random_problems.EDGES and walk.NARROW in random_problems.EDGES

@@ -1,4 +1,4 @@
-"""Values and gradients against both oracles, on every family: the case list, random problems, and adversarial data."""
+"""Values and gradients agree with both oracles on every family: the case list, random problems, adversarial data."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_every_case_on_every_family(case, dtype):
 
 
 def test_every_family_runs_somewhere(by_torch, monkeypatch):
-    """Without the C kernels, and with them."""
+    """Every family runs at least one case, with and without the C kernels."""
     ran = {plan.family for case in CASES for plan in _plans(case)}
     assert ran == set(CPU_FAMILIES) - {"c"}
     monkeypatch.delenv("ONEPASS_CPU")
@@ -46,7 +46,7 @@ def _plans(case: Case):
 def test_no_worse_than_twice_torch(case, dtype):
     """Where torch is well conditioned, our largest error is at most twice torch's, up to the rounding of the result.
 
-    (With save="y" gradients are off by the rounding of y: that has a budget of its own, (36)-(38).)
+    (With save="y", the rounding of y affects the gradients. It has its own budget, (36)-(38).)
     """
     operands = tensors.make(case, dtype)
     dy = torch.randn(case.shape).to(dtype)
@@ -55,7 +55,7 @@ def test_no_worse_than_twice_torch(case, dtype):
     for name, exact, mine, other in zip(value._fields, value, ours, torchs):
         if exact is None or mine is None or other is None or not exact.numel():
             continue
-        if name in ("dmean_weight", "dvar_weight"):  # two or three numbers, each a small difference of large sums
+        if name in ("dmean_weight", "dvar_weight"):  # each is a small difference of large sums
             continue
         rounding = oracle.half_ulp(exact, mine.dtype).max() + 2 * torch.finfo(problem.accumulator(dtype)).eps * exact.abs().max()
         assert (mine.double() - exact).abs().max() <= 2 * (other.double() - exact).abs().max() + rounding, name
@@ -63,7 +63,7 @@ def test_no_worse_than_twice_torch(case, dtype):
 
 @st.composite
 def problems(draw):
-    """Any norm, shape, layout, dtype, grouping and affine."""
+    """Draws any norm, shape, layout, dtype, grouping and affine parameters."""
     op = draw(st.sampled_from(list(calls.OPS)))
     trailing, channelwise = op in ("layer_norm", "rms_norm"), op in ("group_norm", "instance_norm", "batch_norm", "switchable_norm")
     groups = draw(st.integers(1, 4)) if op == "group_norm" else 1
@@ -109,14 +109,14 @@ def test_random_problems(problem):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_channels_last_group_norm_far_from_zero(layout):
-    """mean = 10⁴·std in fp32: torch's channels-last kernel is off by 10³ and more."""
+    """mean = 10⁴·std in fp32. torch's channels-last kernel is off by 10³ and more."""
     case = Case("group_norm", (2, 64, 32, 32), layout, groups=8, init="shifted")
     (cell,) = (c for c in matrix.verify([case], [torch.float32]) if c.family == "blockwise")
     assert cell.forward is not None and cell.forward < 1 and cell.backward is not None and cell.backward < 1
 
 
 def test_blocks_and_merged_moments(monkeypatch):
-    """Sets far larger than a block, so that moments are merged and gradients summed over many blocks."""
+    """Sets are much larger than a block, so moments and gradients are merged over many blocks."""
     monkeypatch.setattr("onepass.backends.torch_ops.blockwise.BLOCK", 64)
     launchers._known.clear()
     some = [case for case in CASES if 0 < torch.Size(case.shape).numel() < 30000]
@@ -138,7 +138,7 @@ def test_bitwise_repeatable(family):
 
 
 def test_strides_do_not_depend_on_earlier_calls():
-    """Dimensions of one may have any stride, and keep it."""
+    """Dimensions of size one may have any stride. The output keeps it."""
     group_norm = onepass.functional.group_norm
     x = torch.randn(2, 6, 1, 1)
     odd = x.as_strided((2, 6, 1, 1), (6, 1, 6, 6))
@@ -164,7 +164,7 @@ def test_inputs_are_untouched():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_default_eps(dtype):
-    """Values so small that eps decides."""
+    """The values are so small that eps decides the result."""
     x = torch.full((2, 8), 1e-4).to(dtype)
     torch.testing.assert_close(onepass.functional.rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)))
     torch.testing.assert_close(onepass.functional.layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)))

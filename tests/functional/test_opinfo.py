@@ -1,7 +1,7 @@
-"""PyTorch's own sample and error inputs against our functions, with func.grad, jvp and output strides.
+"""Our functions on PyTorch's own sample and error inputs, with func.grad, jvp and output strides.
 
-Where torch and we differ by more than its tolerance, an fp64 run judges: torch keeps half-type statistics; its error must be twice ours.
-CELLS lists where that happens at PyTorch's own tolerance.
+If torch and onepass differ by more than the tolerance, an fp64 run decides: the error of torch, which keeps statistics in
+half precision, must be twice ours. CELLS lists where that happens at PyTorch's own tolerance.
 """
 
 import warnings
@@ -76,8 +76,9 @@ def _close(mine, other, truth):
         assert mine.dtype in (torch.bfloat16, torch.float16) and 2 * errors[0] < errors[1]
 
 
-# Where torch's result is off by more than PyTorch's tolerance and ours is not: norm, dtype, shape of x, which result. In half types they
-# are 28 samples, if each layout counts, with and without gradients. The gradients of a single value are 0; torch has what rounding leaves.
+# Where torch's result is off by more than PyTorch's tolerance, and ours is not: norm, dtype, shape of x, and result. In
+# float16 and bfloat16 these are 28 samples, counting each layout, with and without gradients. The gradients of a
+# single value are 0; torch has rounding errors there.
 CELLS = {
     ("layer_norm", torch.float32, (1,), "dx"),
     ("layer_norm", torch.float32, (1,), "dweight"),
@@ -90,7 +91,10 @@ RESULTS = ("y", "dx", "dweight", "dbias")
 
 @every_op
 def test_where_we_differ_torch_is_farther_from_fp64(name):
-    """Every sample at PyTorch's tolerance, four times that for gradients. Beyond it lie the listed cells alone, and there we are nearer."""
+    """Every sample is within PyTorch's tolerance, four times that for gradients.
+
+    Only the listed ones are not; there we are closer.
+    """
     found = set()
     for dtype, (rtol, atol) in TOLERANCE.items():
         for sample in OPS[name].reference_inputs("cpu", dtype, requires_grad=True):
@@ -121,7 +125,7 @@ def test_errors(name):
 
 
 def _differentiable(name):
-    """Small fp64 samples as functions of their differentiable tensors; running statistics are fixed."""
+    """Small fp64 samples as functions of their differentiable tensors, with fixed running statistics."""
     for sample in OPS[name].sample_inputs("cpu", torch.float64, requires_grad=True):
         flat = [sample.input, *sample.args, *sample.kwargs.values()]
         tensors = [t for t in flat if isinstance(t, torch.Tensor) and t.requires_grad]

@@ -1,4 +1,4 @@
-"""`save="y"`: the output is kept for the backward in the place of the input, with the error that docs/theory.md predicts, (36)-(38).
+"""`save="y"` keeps the output for the backward instead of the input. docs/theory.md predicts the error, (36)-(38).
 
 `python -m tests.functional.test_save` prints the table of docs/measured.md.
 """
@@ -51,7 +51,7 @@ def _operands(dtype=torch.float32, memory_format=torch.contiguous_format):
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation, and changes none: calls go by the registered ops."""
+    """Sees every op and changes nothing. In this mode, calls use the registered ops."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return function(*args, **(kwargs or {}))
@@ -60,7 +60,7 @@ class _Watch(TorchDispatchMode):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", BASE)
 def test_gradients_keep_the_predicted_error(op, layout):
-    """Every gradient on every family and dtype, plain, modulated and with wide parameters."""
+    """Every gradient is within the budget on every family and dtype: plain, modulated and with float32 parameters."""
     base = Case(op, **BASE[op], layout=layout, save="y")
     which = [base, replace(base, modulate=True, wide=True), replace(base, affine="weight", modulate=True), replace(base, affine="none")]
     which += [replace(base, last=True, wide=True)] if op in CHANNELS else []
@@ -71,12 +71,12 @@ def test_gradients_keep_the_predicted_error(op, layout):
     assert [cell for cell in cells if not cell.ok] == []
     ran = {cell.family for cell in cells if cell.backward is not None}
     viewed = {"c", "blockwise", "reference"} if compiled() else {"blockwise", "reference"}
-    assert ran == ({"reference"} if (op, layout) == ("group_norm", "reversed") else viewed)  # that one has no view
+    assert ran == ({"reference"} if (op, layout) == ("group_norm", "reversed") else viewed)  # this one has no view
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_half_types_need_more_than_the_ordinary_budget(dtype):
-    """The bound is not idle: half types break the ordinary budget, by little against the gradient; float32 keeps it."""
+    """The larger bound is needed: float16 and bfloat16 exceed the ordinary budget by a little. float32 does not."""
     errors = _errors(Case("layer_norm", (256, 64)), dtype, 0.0)
     assert all((budget <= 1) == (dtype == torch.float32) for budget, _ in errors.values())
     assert all(relative < 16 * torch.finfo(dtype).eps for _, relative in errors.values())
@@ -126,7 +126,7 @@ def test_what_is_saved(given):
 
 @pytest.mark.parametrize("save", ["x", "y"])
 def test_hooks_may_lay_out_anew(save):
-    """What a hook on saved tensors gives back, from another device for instance, may have other strides than what was saved."""
+    """A hook on saved tensors may return other strides, for example after a trip to another device."""
     for x in (X.to(memory_format=torch.channels_last), X.transpose(0, 2)[..., ::2], X[:, :, :2], X[:1].expand_as(X)):
         x, weight = x.detach().requires_grad_(), torch.randn(x.shape[1], requires_grad=True)
         dy, groups = torch.randn(x.shape), 1 if x.shape[1] % 2 else 2
@@ -157,7 +157,7 @@ def test_a_module_saves_y_and_shows_it():
 
 
 def test_hooks_may_lay_out_a_sum_anew():
-    """Sums are dense; what comes back from a hook need not be."""
+    """A saved sum is dense, but what a hook returns may not be."""
     x, residual, dy = torch.randn(3, 4, 6).unbind()
     x, weight = x.requires_grad_(), torch.randn(6, requires_grad=True)
 
@@ -175,11 +175,11 @@ def test_hooks_may_lay_out_a_sum_anew():
 @pytest.mark.parametrize("family", ["blockwise", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_zero_weight_gives_nan(dtype, family, routed):
-    """Nothing is known of x there: its gradients are NaN, as are those of the set that needs it. All others are as ever."""
-    x, _, bias = (t.detach() for t in _operands())  # parameters stay float32: y is rounded away from the bias
-    weight = torch.tensor([1.0, -2.0, 0.5, 0.0, 1.5, -1.0])  # the others well away from zero
+    """A zero weight loses x: its gradients are NaN, and so are those of its set. All others are unchanged."""
+    x, _, bias = (t.detach() for t in _operands())  # float32 parameters: y is rounded, so it differs from the bias
+    weight = torch.tensor([1.0, -2.0, 0.5, 0.0, 1.5, -1.0])  # all others far from zero
     operands = [t.requires_grad_() for t in (x.to(dtype), weight, bias)]
-    grads, dy = {}, X.to(dtype).abs()  # of one sign, so that an infinite x_hat would leave dweight infinite
+    grads, dy = {}, X.to(dtype).abs()  # of one sign, so that an infinite x_hat would make dweight infinite
     for save in ("x", "y"):
         with onepass.force(family):
             if routed:
@@ -188,7 +188,7 @@ def test_a_zero_weight_gives_nan(dtype, family, routed):
             else:
                 grads[save] = torch.autograd.grad(_norm(*operands, save=save), operands, dy)
     dx, dweight, dbias = grads["y"]
-    assert dx[:, 2:4].isnan().all() and dweight[3].isnan()  # the second group, and the channel
+    assert dx[:, 2:4].isnan().all() and dweight[3].isnan()  # the group, and the channel
     sound = [True, True, True, False, True, True]
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.1}
     assert_close(dx[:, [0, 1, 4, 5]], grads["x"][0][:, [0, 1, 4, 5]], **tolerance)
@@ -260,7 +260,10 @@ def test_a_changed_output_is_noticed(routed):
 
 
 def test_transforms_run_the_definition_from_x():
-    """functorch and forward-mode AD differentiate the forward itself, to any order: nothing is saved, and save does not matter."""
+    """functorch and forward-mode AD differentiate the forward to any order.
+
+    Nothing is saved, so `save` has no effect.
+    """
     x, weight, bias = (t.detach() for t in _operands(torch.float64))
 
     def loss(save):
@@ -313,12 +316,12 @@ def test_compile_whole_and_save_y(memory_format):
     handed = {node.name: node for node in forward.output_node().args[0]}
     assert norm.args[0].name not in handed
     saved = back.args[1]
-    while saved.op != "placeholder":  # detached on the way
+    while saved.op != "placeholder":  # skip detach
         saved = saved.args[0]
     saved = handed[saved.name]
     while saved.target is not operator.getitem:
         saved = saved.args[0]
-    assert saved.args == (norm, 0) and back.args[4] is None  # y; no mean
+    assert saved.args == (norm, 0) and back.args[4] is None  # it saves y, and no mean
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -337,7 +340,7 @@ def test_opcheck(layout, dtype):
 
 
 def test_a_backward_sees_y_where_x_was():
-    """A slice of a wider tensor: the problem of the backward is about y, which is dense."""
+    """x is a slice of a wider tensor. The backward reads y, which is dense."""
     x = torch.randn(4, 3, 16)[..., :8]
     problem = bind(norms.layer_norm(1, from_y=True), x)
     back = problem.for_direction("backward")
@@ -359,7 +362,7 @@ def test_explain_says_so():
 
 
 def _errors(case, dtype, mean, save="y"):
-    """For dx and dweight, the worst error relative to the budget of save="x", and relative to the root mean square of the gradient."""
+    """For dx and dweight, the largest error relative to the budget of save="x", and to the RMS of the gradient."""
     operands = tensors.make(replace(case, save="y"), dtype)
     operands = operands._replace(x=(operands.x.double() + mean).to(dtype))
     dy = tensors.make_dy(operands)

@@ -1,4 +1,4 @@
-"""SwitchableNorm against a straightforward implementation of the paper, and against each norm it mixes."""
+"""SwitchableNorm agrees with a direct implementation of the paper, and with each norm that it mixes."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ C = 6
 
 
 class Paper(torch.nn.Module):
-    """Luo, Ren, Peng, Zhang, Li: Differentiable Learning-to-Normalize via Switchable Normalization, 2018, for (N, C, H, W)."""
+    """Luo et al. 2018, Differentiable Learning-to-Normalize via Switchable Normalization, for (N, C, H, W)."""
 
     def __init__(self, eps=1e-5, momentum=0.1):
         super().__init__()
@@ -64,7 +64,7 @@ def test_equals_the_paper(layout, family):
         assert_close(dict(ours.state_dict()), dict(paper.state_dict()))
 
 
-ONE = torch.eye(3) * 1e4  # logits that leave one norm alone
+ONE = torch.eye(3) * 1e4  # logits that select one norm
 
 
 @pytest.mark.parametrize("family", ["blockwise", "reference"])
@@ -84,7 +84,7 @@ def test_pushed_to_one_norm_equals_it(dtype, family):
             assert_close(y, expected)
             assert_close(*(torch.autograd.grad(out, (x, weight, bias), dy) for out in (y, expected)), rtol=1e-4, atol=1e-5)
         same = O.switchable_norm(x, ONE[0], ONE[0], None, None, weight, bias, training=True)
-        assert torch.equal(same, O.instance_norm(x, None, None, weight, bias))  # one set, the same kernel: the same bits
+        assert torch.equal(same, O.instance_norm(x, None, None, weight, bias))  # the same sets and kernel give the same bits
 
 
 def test_far_from_zero():
@@ -110,7 +110,7 @@ def test_without_batch_norm():
 
 
 def test_on_samples_without_positions():
-    """(N, C): LayerNorm and BatchNorm alone, by the last two of three logits."""
+    """On (N, C) it mixes LayerNorm and BatchNorm only, by the last two of three logits."""
     x, logits = torch.randn(5, C), torch.tensor([9.0, 0.3, -0.4])
     share = logits[1:].softmax(0)
     mean = share[0] * x.mean(1, keepdim=True) + share[1] * x.mean(0)
@@ -159,7 +159,7 @@ def test_statistics():
 
 
 def test_one_reduce_and_one_apply(monkeypatch):
-    """Moments of x are taken once, whatever is mixed."""
+    """The moments of x are computed once, for all norms of the mix."""
     from onepass.backends.torch_ops import blockwise as formula
     from onepass.dispatch import launchers
 

@@ -1,4 +1,7 @@
-"""Modules: torch's constructors, state_dicts and reprs; training, evaluation, memory format, pickling."""
+"""The modules have torch's constructors, state_dicts and reprs.
+
+They train, evaluate, keep the memory format, and pickle.
+"""
 
 import contextlib
 import copy
@@ -101,7 +104,7 @@ EXTENDED = [
 
 @pytest.mark.parametrize("make, place", EXTENDED)
 def test_extras_of_modules(make, place):
-    """Start, train, evaluate, modulate, copy and store a module with extras; its repr tells of them."""
+    """Create, train, evaluate, modulate, copy and pickle a module with extras. Its repr shows them."""
     module, x = make(onepass.nn), place(torch.randn(3, 8, 4, 5))
     assert any(word in repr(module) for word in ("activation=", "granularity=", "weight_offset=", "channel_dim="))
     scale, shift = torch.randn(2, 3, 8)
@@ -189,7 +192,7 @@ def test_half_running_statistics():
 
 
 class Passes(torch.utils._python_dispatch.TorchDispatchMode):
-    """Sees every op and changes nothing: with it, calls go through the registered op."""
+    """Sees every op and changes nothing. In this mode, calls use the registered op."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -206,7 +209,7 @@ CHECKPOINTED = {
 
 
 def checkpointed(norm, activation, x, early, nested, mode, steps=2):
-    """The buffers after steps in which the norm is recomputed, `nested` times deeper."""
+    """The buffers after steps with checkpointing, which recompute the norm, `nested` levels deep."""
 
     def block(x):
         if activation and not isinstance(norm, onepass.nn.extras.ExtrasMixin):
@@ -240,7 +243,7 @@ def test_checkpointing_updates_as_often_as_torch(make, activation, needs, early,
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, Passes])
 def test_checkpointing_updates_a_switchable_norm_twice(mode):
-    """As the published code does, which updates its statistics before it is through."""
+    """The published code updates statistics in the forward, so it also updates them twice."""
     x = torch.randn(4, 8, 5, 3, requires_grad=True)
     early, whole = (checkpointed(onepass.nn.SwitchableNorm2d(8), None, x, stop, 0, mode) for stop in (True, False))
     torch.testing.assert_close(early, whole)

@@ -1,4 +1,4 @@
-"""Norms whose forward decides by more than the numbers in x: whatever it decides by, a patched module does what it did."""
+"""Norms whose forward depends on more than the values of x. A patched module does the same as before."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ ROWS = torch.randn(2, 3, 24)
 
 
 class Twice(Rms):
-    """A norm, and twice that where `when` says so."""
+    """A norm, doubled if `when` returns true."""
 
     def forward(self, signal):
         return super().forward(signal) * (2 if self.when(signal) else 1)
@@ -206,7 +206,7 @@ SETTINGS = {
 
 
 def same(norm, patched, x):
-    """Both give the same, or both raise."""
+    """Both return the same, or both raise."""
     outcomes = []
     for module in (norm, patched):
         try:
@@ -353,7 +353,7 @@ def test_who_registers_a_class_decides():
     assert onepass.patch(cls(24)).counts["replaced"] == 1
     cls = trap(is_half)
     onepass.register(cls, onepass.nn.RMSNorm, weight="gain", eps="tiny")
-    assert onepass.patch(cls(24)).counts["left"] == 1  # this can be tried
+    assert onepass.patch(cls(24)).counts["left"] == 1  # `patch` can try this one
 
 
 FLAG, SETTINGS_OF_ALL, OBJECT = False, {"twice": False}, types.SimpleNamespace(twice=False)
@@ -519,7 +519,7 @@ def test_a_flag_that_changes_later_is_seen(make, turn_on, turn_off):
             turn_on(module)
         assert not torch.equal(norm(ROWS), plain)
         same(norm, patched, ROWS)
-        again = copy.deepcopy(norm)  # what was found before does not count any more
+        again = copy.deepcopy(norm)  # earlier findings no longer count
         onepass.patch(again)
         same(norm, again, ROWS)
     finally:
@@ -541,7 +541,7 @@ def test_a_variable_around_a_class_is_not_trusted():
 
 
 def test_a_dropout_inside_drops_in_training():
-    """Also where the model was patched in evaluation."""
+    """Also if the model was patched in evaluation mode."""
 
     class Dropping(nn.BatchNorm2d):
         def __init__(self):
@@ -587,7 +587,7 @@ class BranchesWithoutSourceNorm(Rms):
 
 def test_without_source():
     norm = WithoutSourceNorm(24)
-    assert "source" in onepass.patch(norm).rows[0].why  # it calls a method of its own
+    assert "source" in onepass.patch(norm).rows[0].why  # it calls its own method
     assert "source" in onepass.patch(BranchesWithoutSourceNorm(24)).rows[0].why
 
 

@@ -1,4 +1,4 @@
-"""Models that look like what `onepass.patch` knows and are not: found by attacking it, each once gave a wrong answer or an error."""
+"""Models that look like what `onepass.patch` knows, but differ. Each once gave a wrong answer or an error."""
 
 import contextlib
 import copy
@@ -29,7 +29,7 @@ class Applies(nn.Module):
 
 
 class Quiet(nn.Module):
-    """Differs in training."""
+    """A module that differs in training."""
 
     def forward(self, x):
         return relu(x) * (2 if self.training else 1)
@@ -317,7 +317,7 @@ class Summed(Base):
 
 @contextlib.contextmanager
 def hooked(kind, seen):
-    """While all modules are watched: who was called, with how many values in and out."""
+    """With hooks on all modules: which modules were called, with how many inputs and outputs."""
 
     def note(module, *values):
         keywords = [value for value in values if isinstance(value, dict)]
@@ -334,7 +334,7 @@ def hooked(kind, seen):
 @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
 @pytest.mark.parametrize("when", ["before the patch", "after it"])
 def test_hooks_on_all_modules_see_all_modules(kind, when):
-    """Nothing is fused while there are any; then it is again."""
+    """Nothing is fused while such hooks exist. Fusion returns when they are removed."""
     model = nn.Sequential(nn.BatchNorm1d(24), nn.ReLU(), Deep(), Summed(), Acting(), nn.LayerNorm(24), nn.Identity(), nn.SiLU())
     patched, x, expected, found = copy.deepcopy(model), torch.randn(4, 24, requires_grad=True), [], []
     if when == "before the patch":
@@ -421,7 +421,7 @@ def test_a_class_changed_since_is_not_unpatched():
 
 
 def merged(function, *args):
-    """What a function returns when it is compiled with the pass, and how many neighbours were merged."""
+    """What a function returns when compiled with the pass, and how many operations were merged into norms."""
     counts = []
 
     def backend(module, _):

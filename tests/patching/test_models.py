@@ -1,4 +1,4 @@
-"""`onepass.patch` on models nobody here wrote, from configs with random weights: the same answers, and exactly these counts."""
+"""`onepass.patch` on models of other libraries with random weights: the same answers, and exactly these counts."""
 
 import copy
 import functools
@@ -118,7 +118,7 @@ def original(name, draw=0):
     torch.manual_seed(draw)
     with torch.no_grad():
         for param in model.parameters():
-            if param.dim() == 1:  # norms begin with ones and zeros, which hide mistakes
+            if param.dim() == 1:  # norms start with ones and zeros, which hide mistakes
                 param += torch.randn_like(param) / 5
             elif draw:
                 param.copy_(torch.randn_like(param) * param.std())
@@ -132,7 +132,7 @@ def copied(name, dtype=torch.float32, draw=0):
 
 
 def outcome(sample):
-    """The output and the gradients of all parameters, for one gradient of the output, by name."""
+    """The output and the gradients of all parameters, by name."""
     result = sample.model(**sample.inputs)
     y = next((getattr(result, key) for key in ("logits", "last_hidden_state", "sample") if hasattr(result, key)), result)
     generator = torch.Generator().manual_seed(5)
@@ -151,7 +151,7 @@ def before(name, dtype, draw=0):
 
 
 def error(found, name, draw=0):
-    """The distance from the fp64 run, relative to its length, of the output and of all gradients together."""
+    """The distance from the fp64 run, relative to its norm: of the output, and of all gradients together."""
     value = exact(name, draw)
     assert found.keys() == value.keys()
     off, length = ({key: t.double().norm().item() for key, t in part.items()} for part in ({k: found[k] - value[k] for k in value}, value))
@@ -176,9 +176,9 @@ def test_the_same_answers(name, channels_last):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_further_from_fp64_in_bf16(name):
-    """Over several models with other weights: one alone is as often nearer as it is further, by chance."""
+    """Several draws of the weights are compared. With one draw, chance decides which is closer."""
     mine, theirs = [], []
-    for draw in range({"unet": 1, "vae": 1, "monai": 24}.get(name, 6)):  # monai's gradients have outliers: six draws say little
+    for draw in range({"unet": 1, "vae": 1, "monai": 24}.get(name, 6)):  # monai's gradients have outliers, so six draws are too few
         sample = copied(name, torch.bfloat16, draw)
         onepass.patch(sample.model)
         found, old = outcome(sample), before(name, torch.bfloat16, draw)
@@ -189,7 +189,7 @@ def test_no_further_from_fp64_in_bf16(name):
 
 
 def step(sample, autocast, wrap=lambda model: model):
-    """Two steps of training, with gradient checkpointing; returns how far each parameter went."""
+    """Two training steps with gradient checkpointing. Returns how far each parameter moved."""
     model, start = sample.model.train(), {name: p.detach().clone() for name, p in sample.model.named_parameters()}
     model.enable_gradient_checkpointing()
     wrapped, optimizer = wrap(model), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -218,7 +218,7 @@ def test_a_diffusion_training_step(autocast, channels_last):
 def _rank(rank, path):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    original("unet").inputs["sample"].mul_(rank + 1)  # each has data of its own
+    original("unet").inputs["sample"].mul_(rank + 1)  # each process has its own data
     steps_agree(False, False, nn.parallel.DistributedDataParallel)
     torch.distributed.destroy_process_group()
 

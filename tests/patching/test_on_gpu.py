@@ -1,4 +1,4 @@
-"""Patched models on a GPU: eager, under autocast, and compiled by inductor with our pass, beside the same model unpatched."""
+"""Patched models on a GPU agree with the unpatched ones: eager, under autocast, and compiled with our pass."""
 
 import copy
 
@@ -14,8 +14,11 @@ pytestmark = pytest.mark.gpu
 
 
 class Unread(nn.Module):
-    """An activation and a sum that only a graph shows: the source does not say what is called. Large enough for ours when compiled; what is
-    after the sum is a norm of ours, since inductor's own are as fast."""
+    """An activation and a sum that only the graph shows, since the source does not say what is called.
+
+    The tensors are large enough that the compiled model uses our kernels. A norm of ours follows the sum, since inductor's
+    own are as fast.
+    """
 
     def __init__(self):
         super().__init__()
@@ -35,7 +38,7 @@ def outcome(model, *inputs, autocast=False):
 
 
 def no_further(model, inputs, patched, old=None, slack=1.2, autocast=False):
-    """Output and all gradients, as one, are no further from an fp64 run than the original's."""
+    """The output and all gradients together are not further from an fp64 run than the original's."""
     exact = outcome(copy.deepcopy(model).double(), *[x.double() for x in inputs])
     found, before = outcome(patched, *inputs, autocast=autocast), outcome(old or model, *inputs, autocast=autocast)
     assert [t.dtype for t in found] == [t.dtype for t in before]

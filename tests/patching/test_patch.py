@@ -1,4 +1,4 @@
-"""`onepass.patch` on modules made here: what changes and what stays, what is recognized, fused, left alone and refused."""
+"""`onepass.patch` on modules of this file: what it recognizes, fuses, leaves alone and refuses."""
 
 import copy
 import io
@@ -43,7 +43,7 @@ def outcome(model, x, *more):
 
 
 def agree(model, x, *more, off=2e-6, **options):
-    """Patch a copy, hold it against the model, and return the report."""
+    """Patch a copy, compare it with the model, and return the report."""
     patched = copy.deepcopy(model)
     report = onepass.patch(patched, **options)
     for training in (True, False):
@@ -64,7 +64,7 @@ def test_torchs_norms_are_replaced(make, shape):
 
 
 class Rms(nn.Module):
-    """A class nobody has heard of."""
+    """A class that `patch` does not know."""
 
     def __init__(self, size, tiny=1e-6):
         super().__init__()
@@ -75,7 +75,7 @@ class Rms(nn.Module):
 
 
 class Unnamed(Rms):
-    """Without a hint in its name, and with its eps in the code."""
+    """Its name gives no hint, and eps is a number in its code."""
 
     def forward(self, signal):
         return signal * torch.rsqrt(signal.square().mean(-1, keepdim=True) + 1e-8) * (1 + self.gain)
@@ -118,7 +118,7 @@ class CountingNorm(Rms):
 
 
 class Scale(nn.Module):
-    """The structure of a norm, and none."""
+    """It has the structure of a norm, but is none."""
 
     def __init__(self, size):
         super().__init__()
@@ -164,7 +164,7 @@ def test_a_class_is_registered_in_three_lines():
     onepass.register(Odd, onepass.nn.RMSNorm, weight=lambda module: module.table[0], eps=1e-3)
     assert agree(model, torch.randn(2, 24)).counts["replaced"] == 1
     onepass.register(Odd, onepass.nn.RMSNorm, weight=lambda module: module.table[0], eps=1e-1)
-    assert onepass.patch(model).counts["left"] == 1  # a registration that is wrong is noticed
+    assert onepass.patch(model).counts["left"] == 1  # a wrong registration is noticed
 
 
 @pytest.mark.parametrize("call, error, phrase", [
@@ -179,7 +179,7 @@ def test_a_wrong_registration_is_refused(call, error, phrase):
 
 
 class Block(nn.Module):
-    """As in diffusion models: norm2 stands in branches, the activation after them, and acts elsewhere too."""
+    """As in diffusion models: norm2 is in branches, the activation follows them, and is used elsewhere, too."""
 
     def __init__(self, act=None):
         super().__init__()
@@ -279,7 +279,7 @@ class Deep(UsedTwice):
     scale = 3
 
     def forward(self, x, *, twice: bool = True, times=[1, 2]):  # noqa: B006
-        """Its own names, defaults, closures and a base class's method."""
+        """It has local names, defaults, closures and a method of a base class."""
 
         def inner(v):
             return self.act(self.norm(v))
@@ -383,7 +383,7 @@ def test_as_a_context():
     with onepass.patch(model) as report:
         assert report.counts["replaced"] == 1 and isinstance(model[0], Swapped)
     assert type(model[0]) is nn.GroupNorm and type(model) is nn.Sequential
-    assert isinstance(model[2], Swapped)  # another's patch
+    assert isinstance(model[2], Swapped)  # patched by somebody else
 
 
 def test_a_norm_that_acts_is_patched_once():
@@ -450,7 +450,7 @@ def test_bad_use_is_refused():
 
 
 def test_a_quantized_model_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")  # the default one knows no AArch64
+    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")  # the default engine does not support AArch64
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), {nn.Linear})
@@ -494,7 +494,7 @@ def test_a_keyword_names_the_input():
 
 
 class Upcast(Rms):
-    """As T5: the result has the dtype of the weight."""
+    """As in T5: the result has the dtype of the weight."""
 
     def forward(self, signal):
         y = signal.float() * torch.rsqrt(signal.float().square().mean(-1, keepdim=True) + self.tiny)
@@ -502,7 +502,7 @@ class Upcast(Rms):
 
 
 class Promoted(Rms):
-    """As Llama: weight·x."""
+    """As in Llama: weight·x."""
 
     def forward(self, signal):
         y = signal.float() * torch.rsqrt(signal.float().square().mean(-1, keepdim=True) + self.tiny)
@@ -510,7 +510,7 @@ class Promoted(Rms):
 
 
 class AsInput(Rms):
-    """As Gemma."""
+    """As in Gemma."""
 
     def forward(self, signal):
         y = signal.float() * torch.rsqrt(signal.float().square().mean(-1, keepdim=True) + self.tiny)
@@ -522,7 +522,7 @@ class AsInput(Rms):
 @pytest.mark.parametrize("of_weight", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_result_keeps_its_dtype(make, of_x, of_weight):
     norm, x = make(24).to(of_weight), torch.randn(8, 24).to(of_x)
-    wide = x.double()  # not norm.double()(wide): these norms compute in float32, whatever they are given
+    wide = x.double()  # not norm.double()(wide): these norms compute in float32 for every dtype
     expected, exact = norm(x), wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.tiny) * norm.gain.double()
     assert onepass.patch(norm).counts["replaced"] == 1
     found = norm(x)
@@ -531,7 +531,7 @@ def test_the_result_keeps_its_dtype(make, of_x, of_weight):
 
 
 def test_channels_last_without_copies():
-    """All activations of four dimensions are channels-last, and nothing is laid out anew."""
+    """All 4-d activations are channels-last, and no operation changes a memory format."""
     model = nn.Sequential(nn.Conv2d(24, 24, 3, padding=1), Block(), nn.InstanceNorm2d(24), Contiguous(), nn.Conv2d(24, 24, 3)).eval()
     x = torch.randn(2, 24, 8, 8)
     expected = model(x)
@@ -557,7 +557,7 @@ class Contiguous(nn.Module):
 
 
 class Layouts(torch.utils._python_dispatch.TorchDispatchMode):
-    """Remembers operations that make a tensor of four dimensions that is not channels-last."""
+    """Records operations that return a 4-d tensor that is not channels-last."""
 
     def __enter__(self):
         self.changed = []

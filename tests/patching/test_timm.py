@@ -1,4 +1,4 @@
-"""`onepass.patch` on models of timm: norms that act, norms over channels, and one that is left alone."""
+"""`onepass.patch` on models of timm: norms with an activation, norms over channels, and one that is left alone."""
 
 import copy
 
@@ -30,7 +30,7 @@ def test_timm(name):
     model, x = timm.create_model(name, **SMALL.get(name, {})), torch.randn(2, 3, 160, 160)
     with torch.no_grad():
         for param in model.parameters():
-            if param.dim() == 1:  # norms begin with ones and zeros, which hide mistakes
+            if param.dim() == 1:  # norms start with ones and zeros, which hide mistakes
                 param += torch.randn_like(param) / 5
     patched, exact = copy.deepcopy(model), outcome(copy.deepcopy(model).double(), x.double())
     counts = onepass.patch(patched, channels_last=True).counts

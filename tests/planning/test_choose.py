@@ -165,7 +165,7 @@ def test_the_plan_on_a_gpu(problem, family, backward, device):
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)
 @pytest.mark.parametrize("row", SUITE, ids=lambda row: row.name)
 def test_what_is_launched(row, device):
-    """Every pass has a power of two of warps, at most 1024 threads, blocks that cover its set, and no more stages than memory for them."""
+    """Every launch has 2ⁿ warps, at most 1024 threads, blocks that cover its set, and memory for its stages."""
     problem = problem_of(row)
     for step in plan(problem, device).launches:
         w = step.walk
@@ -206,7 +206,7 @@ def test_what_is_launched(row, device):
     "device", [H200, replace(H200, no_team="whole_set"), PLAIN, MI300], ids=lambda device: device.name + device.no_team[:5]
 )
 def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
-    """The family and how a sample is cut are the same for one and for many, but for how many programs there are."""
+    """One sample and many have the same family and the same launch shape, except for the number of programs."""
 
     def cut(n: int):
         definition = norms.layer_norm(1) if len(shape) == 1 else norms.group_norm(32)
@@ -251,7 +251,7 @@ def _diffusion(n, channels, side):
     ids=lambda value: str(getattr(value, "shape", value)),
 )
 def test_teams_for_diffusion_models(problem, members):
-    """One launch on nearly all multiprocessors."""
+    """Teams use one launch on nearly all multiprocessors."""
     (step,) = plan(problem, H200, options=Options("team")).launches
     assert (step.members, step.resident) == (members, True)
     assert 0.9 * H200.sms <= step.programs <= H200.sms and step.units == step.teams
@@ -267,7 +267,7 @@ def test_teams_for_diffusion_models(problem, members):
     ids=lambda value: str(getattr(value, "shape", value)),
 )
 def test_the_fastest_for_diffusion_models(problem, family, members):
-    """As measured on an H200 (docs/measured.md)."""
+    """The planner chooses what was fastest on an H200 (docs/measured.md)."""
     chosen = plan(problem, H200)
     first = chosen.launches[0]
     assert (chosen.family, first.parts_r if family == "tile_reread" else first.members) == (family, members)
@@ -311,7 +311,7 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
 
 @pytest.mark.parametrize("shape", [(32, 512, 256, 256), (2, 512, 256, 256), (64, 512, 64, 64), (32, 256, 128, 128)])
 def test_a_ring_for_what_is_large(shape):
-    """x stays in shared memory, several units at a time, on nearly all multiprocessors."""
+    """Large x stays in shared memory, several units at a time, on nearly all multiprocessors."""
     problem = _bind(norms.group_norm(32), shape, "channels_last", torch.float16)
     chosen = plan(problem, H200)
     (step,) = chosen.launches
@@ -345,7 +345,7 @@ def test_without_teams():
 
 
 def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
-    """What compiling shows is a reason like any other: the call runs, and explain says why."""
+    """Compiling may show that a team does not fit. Then another family runs, and explain gives the reason."""
     forward = pytest.importorskip("onepass.backends.gpu.forward")
     monkeypatch.setattr(launchers, "describe", lambda device: H200)
     monkeypatch.setattr(forward, "check_launchable", lambda _, launches, *__: "too many programs" if launches[0].name == "team" else "")

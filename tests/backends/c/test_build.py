@@ -1,6 +1,6 @@
-"""Compiling and keeping the C kernels when something is wrong: failures, time limits, locks, debris, and files that others can change.
+"""Compiling and caching the C kernels when something is wrong: failures, time limits, locks, leftovers, and untrusted files.
 
-The compilers here are small scripts that count their runs. Where one must succeed, it copies a library of empty functions.
+The compilers here are small scripts that count their runs. One that must succeed copies a library of empty functions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compile_library(source: str, path: Path) -> Path:
     return path
 
 
-# Imports `build` without torch, which would take seconds.
+# Imports `build` without torch, which takes seconds.
 LIGHT = f"""
 import os, signal, sys, threading, time, types
 for name in ("onepass", "onepass.backends", "onepass.backends.c"):
@@ -61,7 +61,7 @@ from onepass.backends.c import build
 
 
 def name_and_state(pid: int) -> tuple[str, str]:
-    """The name and the state of a process, as Linux tells; nothing if there is none."""
+    """The name and the state of a process on Linux, or empty strings if there is none."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:
@@ -70,21 +70,24 @@ def name_and_state(pid: int) -> tuple[str, str]:
 
 
 class Fake:
-    """A compiler: a script that notes each run and then does `body`, which may use $out, $HERE and $@."""
+    """A compiler: a script that counts its runs and then runs `body`, which may use $out, $HERE and $@."""
 
     def __init__(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.here, self.cache, self.log = here, here / "cache", here / "runs"
         self.path, self.monkeypatch = here / "fake-cc", monkeypatch
         compile_library(EMPTY, here / "empty.so")
         self.does(COPY)
-        # The kernels of a problem are not to be run with empty functions; what is asked of them here ends with `library()`.
+        # The functions are empty, so tests must not run kernels. They go as far as `library()`.
         monkeypatch.setenv("CC", str(self.path))
         monkeypatch.setenv("HERE", str(here))
         monkeypatch.setenv("ONEPASS_CACHE", str(self.cache))
         monkeypatch.delenv("ONEPASS_CPU", raising=False)
 
     def does(self, body: str) -> None:
-        """What it does from now on. The file itself stays as it is, since the cache knows a compiler by its size and time."""
+        """Change what the compiler does.
+
+        The script stays the same file, since the cache identifies a compiler by its size and time.
+        """
         (self.here / "body").write_text(body)
         if not self.path.exists():
             self.path.write_text(
@@ -94,7 +97,7 @@ class Fake:
             self.path.chmod(0o755)
 
     def end(self) -> None:
-        """End what still sleeps, of those whose parents were killed."""
+        """End processes that still sleep after their parents were killed."""
         pids = self.here / "pids"
         for pid in pids.read_text().split() if pids.exists() else []:
             if name_and_state(int(pid))[0] == "sleep":
@@ -109,11 +112,11 @@ class Fake:
         return found
 
     def start(self, code: str = "build.library()", stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Another process."""
+        """Run code in another process."""
         return subprocess.Popen([sys.executable, "-c", LIGHT + code], stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def wait(self, lines: int = 1, log: str = "runs") -> None:
-        """Until it has run so often, or has written so many lines to another file."""
+        """Wait until the compiler has run so often, or until another file has so many lines."""
         until, path = time.monotonic() + 60, self.here / log
         while not path.exists() or len(path.read_text().splitlines()) < lines:
             assert time.monotonic() < until
@@ -133,7 +136,7 @@ def forget() -> None:
 
 
 def shapes(count: int = 20) -> None:
-    """Calls of so many kinds, each of which asks for the kernels."""
+    """Calls of several kinds, each of which needs the kernels."""
     for n in range(count):
         x = torch.randn(3, 8 + n)
         torch.testing.assert_close(F.layer_norm(x, (8 + n,)), torch.nn.functional.layer_norm(x, (8 + n,)))
@@ -144,7 +147,7 @@ def explained() -> str:
 
 
 def refused() -> str:
-    """Why there are no kernels: the same each time."""
+    """The reason why there are no kernels, the same each time."""
     with pytest.raises(cache.Unavailable) as first:
         build.library()
     with pytest.raises(cache.Unavailable) as second:
@@ -153,7 +156,7 @@ def refused() -> str:
     return str(first.value)
 
 
-# What fails, how often the compiler may run, and what is said.
+# What fails, how often the compiler may run, and the message.
 FAILURES = {
     "fails": ("echo nonsense >&2; exit 1", 3, "failed: nonsense"),
     "says nothing": ("exit 1", 3, "failed: it said nothing"),
@@ -214,7 +217,7 @@ def cache_below_a_file(fake: Fake) -> str:
 
 
 def no_home(fake: Fake) -> str:
-    """As in a container whose user has no entry in the system's list."""
+    """As in a container whose user has no entry in /etc/passwd."""
     import pwd
 
     def unknown(uid: int) -> None:
@@ -277,7 +280,7 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
 def test_what_is_wrong_is_a_reason(fake, wrong: Callable[[Fake], str]):
-    """Never an exception out of a call."""
+    """A call never raises for this."""
     reason = wrong(fake)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -289,7 +292,7 @@ def test_what_is_wrong_is_a_reason(fake, wrong: Callable[[Fake], str]):
 
 
 def test_doctor_says_the_reason(fake, capsys):
-    """Each time, on its first lines, and not beside them."""
+    """doctor gives the reason each time, in its first lines and nowhere else."""
     fake.monkeypatch.setenv("CC", "gcc '-O2")
     for _ in range(2):
         with warnings.catch_warnings():
@@ -298,14 +301,14 @@ def test_doctor_says_the_reason(fake, capsys):
         assert 'C kernels       cannot be used: CC="gcc \'-O2" cannot be read as a command' in capsys.readouterr().out
 
 
-def test_native_must_be(fake):
-    """An error each time, and one build."""
+def test_c_is_required(fake):
+    """Each call raises, and the compiler runs once."""
     fake.does("echo nonsense >&2; exit 1")
     fake.monkeypatch.setenv("ONEPASS_CPU", "c")
     for _ in range(3):
         with pytest.raises(RuntimeError, match=r"ONEPASS_CPU=c, but .*nonsense"):
             F.layer_norm(torch.randn(4, 8), (8,))
-    assert fake.runs == 3  # with each of the flags
+    assert fake.runs == 3  # once with each flag
 
 
 @pytest.mark.parametrize("wrong", ["bytes", "nothing"])
@@ -358,11 +361,11 @@ def test_a_time_out_ends_what_the_compiler_started(fake):
     pid, until = int((fake.here / "pid").read_text()), time.monotonic() + 5
     while name_and_state(pid)[1] not in ("", "Z") and time.monotonic() < until:
         time.sleep(0.02)
-    assert name_and_state(pid)[1] in ("", "Z")  # gone, or nobody has waited for it yet
+    assert name_and_state(pid)[1] in ("", "Z")  # gone, or a zombie
 
 
 def test_what_a_compiler_leaves_running_is_not_waited_for(fake):
-    """As a server that a compiler's cache starts; it has the compiler's output open."""
+    """A compiler may leave a server running, which keeps the compiler's output open."""
     fake.does(f'sleep 20 & echo $! > "$HERE/pid"; {COPY}')
     started = time.monotonic()
     build.library()
@@ -452,7 +455,7 @@ def test_a_killed_process_leaves_nothing_for_ever(fake):
 
 
 def test_folders_of_other_machines_are_left_for_a_day(fake):
-    """Their locks may not be seen here."""
+    """Locks of other machines may not be visible here."""
     fake.cache.mkdir(mode=0o700)
     young, old = fake.cache / "build-elsewhere-1", fake.cache / "build-elsewhere-2"
     young.mkdir()
@@ -485,7 +488,7 @@ library.join()
 
 
 def test_a_forked_child_does_not_keep_the_lock(fake):
-    """Of a parent that has compiled since."""
+    """The parent compiled after the fork."""
     fake.does(f"sleep 1; {COPY}")
     parent = fake.start(FORK.format(child="time.sleep(30); os._exit(0)", parent="print(child, flush=True)"))
     child = 0
@@ -522,7 +525,7 @@ def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_lock(fake):
 
 
 def test_a_child_forked_while_a_thread_compiles(fake):
-    """It has not the thread, waits for its parent's library, and leaves its parent's folder alone."""
+    """The child does not have the thread. It waits for its parent's library, and does not touch its parent's folder."""
     fake.does(f"sleep 1; {COPY}")
     process = fake.start(FORK.format(child="build.library(); sys.exit(0)", parent="print(os.waitpid(child, 0)[1])"))
     try:
@@ -567,7 +570,7 @@ def library_is_a_directory(fake: Fake) -> None:
 def half_a_library(fake: Fake) -> None:
     path, other = fake.library(), fake.here / "half.so"
     other.write_bytes(path.read_bytes()[:2000])
-    os.replace(other, path)  # the one that is mapped must not change
+    os.replace(other, path)  # the mapped file must not change
 
 
 def library_is_a_link(fake: Fake) -> None:
@@ -616,7 +619,7 @@ BROKEN = {
 def test_a_broken_library_is_compiled_again(fake, broken):
     build.library()
     BROKEN[broken](fake)
-    # In another process, since on a pipe it could wait for ever.
+    # In another process, since a pipe could block forever.
     process = fake.start()
     try:
         said = process.communicate(timeout=30)[1]
@@ -660,7 +663,7 @@ def test_a_folder_of_others_is_refused(fake, who):
 
 @as_root
 def test_what_belongs_to_root_is_trusted(fake):
-    """A user may be given libraries by root, in a folder that only root can write."""
+    """Root may provide libraries in a folder that only root can write."""
     build.library()
     fake.monkeypatch.setattr(os, "geteuid", lambda: 12345)
     fake.monkeypatch.setattr(os, "getuid", lambda: 12345)
@@ -693,8 +696,8 @@ def test_a_umask_that_lets_the_group_write(fake):
 
 @needs_proc
 def test_what_was_checked_is_loaded(fake):
-    """Somebody exchanges the file after its bytes were read: the one that was read is loaded."""
-    assert fake.start().wait(60) == 0  # in another process, since the loader would find again what this one has loaded
+    """If somebody replaces the file after it was read, the file that was read is loaded."""
+    assert fake.start().wait(60) == 0  # in another process, since the loader of this one would return what it has loaded
     wrong = compile_library(EMPTY.replace("return 0", "return 666"), fake.here / "wrong.so")
     path, plain = fake.library(), build.sha256
     exchanged = []
@@ -713,7 +716,7 @@ def test_what_was_checked_is_loaded(fake):
 
 @needs_proc
 def test_a_new_library_is_not_taken_for_an_old_one(fake):
-    """The loader knows libraries by the names under which they were loaded."""
+    """The loader identifies libraries by the names under which they were loaded."""
     for value in (0, 1, 2, 3):
         compile_library(EMPTY.replace("return 0", f"return {value}"), fake.here / "empty.so")
         shutil.rmtree(fake.cache, ignore_errors=True)
@@ -722,7 +725,7 @@ def test_a_new_library_is_not_taken_for_an_old_one(fake):
 
 
 def test_where_there_is_no_proc(fake):
-    """As on macOS: the library is loaded by its path."""
+    """As on macOS. The library is loaded by its path."""
     exists = os.path.exists
     fake.monkeypatch.setattr(os.path, "exists", lambda path: not str(path).startswith("/proc") and exists(path))
     assert build.library()._name == str(fake.library())
@@ -741,7 +744,7 @@ onepass.functional.layer_norm(torch.randn(4, 8), (8,))
 
 
 def test_a_system_without_owners(fake):
-    """As Windows: it can be imported, and says why."""
+    """As on Windows. The import works, and the state gives the reason."""
     done = subprocess.run([sys.executable, "-c", WINDOWS], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "cannot be used: C kernels are for Linux and macOS" in done.stdout

@@ -1,4 +1,4 @@
-"""The C kernels: how they are compiled and kept, threads and forks, conversions, activations, and random problems."""
+"""The C kernels: compiling and caching, threads and forks, conversions, activations, and random problems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = needs_compiler
 
 @pytest.fixture
 def own(monkeypatch, tmp_path, anew):
-    """A cache of its own, for a process that has not used the kernels yet."""
+    """An empty cache, for a process that has not used the kernels yet."""
     monkeypatch.delenv("ONEPASS_CPU", raising=False)
     monkeypatch.setenv("ONEPASS_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -38,7 +38,7 @@ def explained() -> str:
 
 
 def works_by_torch(reason: str) -> None:
-    """Nothing breaks, and it is said why another family runs."""
+    """torch's kernels run, and `explain` gives the reason."""
     x = torch.randn(16, 64)
     torch.testing.assert_close(F.layer_norm(x, (64,)), torch.nn.functional.layer_norm(x, (64,)))
     assert "forward   aten" in explained() and reason in explained()
@@ -87,21 +87,21 @@ def test_off(own, monkeypatch):
     assert not (own / "cache").exists()
 
 
-def test_native_must_be(own, monkeypatch):
+def test_c_is_required(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "c")
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(RuntimeError, match="ONEPASS_CPU=c, but there is no C compiler"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
-def test_unknown_wish(own, monkeypatch):
+def test_unknown_setting(own, monkeypatch):
     monkeypatch.setenv("ONEPASS_CPU", "fast")
     with pytest.raises(ValueError, match="ONEPASS_CPU='fast', expected off, c, or nothing"):
         F.layer_norm(torch.randn(4, 8), (8,))
 
 
 def test_compiled_once_and_mended(own):
-    """A library is compiled, found again, and, where its bytes are not those that were written, compiled anew."""
+    """A library is compiled once and found again. If its bytes have changed, it is compiled again."""
     F.layer_norm(torch.randn(4, 8), (8,))
     (path,) = (own / "cache").glob("*.so")
     assert "forward   c" in explained() and str(path) in library.state()
@@ -109,7 +109,7 @@ def test_compiled_once_and_mended(own):
     build.library.cache_clear()
     assert build.library()._name == str(path) and path.stat().st_mtime_ns == written
     other = own / "half.so"
-    other.write_bytes(path.read_bytes()[:2000])  # as a full disk would leave it; the one that is mapped must not change
+    other.write_bytes(path.read_bytes()[:2000])  # as a full disk leaves it; the mapped file must not change
     os.replace(other, path)
     build.library.cache_clear()
     assert build.library()._name == str(path) and path.stat().st_size > 2000
@@ -154,7 +154,7 @@ def threads():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", random_problems.DTYPES)
 def test_threads_do_not_change_bits(threads, layout, dtype):
-    """Of each norm, at a size that is shared, forward and backward."""
+    """For each norm, forward and backward, at a size that threads share."""
     x = torch.randn(6, 48, 40, 40).to(dtype).to(memory_format=layout).requires_grad_()
     w, b = (torch.randn(48).to(dtype).requires_grad_() for _ in range(2))
     dy = torch.randn_like(x)
@@ -183,8 +183,8 @@ def test_as_many_threads_as_torch(threads):
 
 
 def _in_a_fork(queue, x) -> None:
-    torch.use_deterministic_algorithms(False)  # else torch fills new memory, and
-    torch.set_num_threads(4)  # with several threads, which no DataLoader asks for, its own kernels wait forever
+    torch.use_deterministic_algorithms(False)  # otherwise torch fills new memory, and
+    torch.set_num_threads(4)  # with several threads, which a DataLoader does not use, torch's own kernels wait forever
     y = F.layer_norm(x, (256,))
     queue.put((tuple(y.shape), library.load().threads(), "forked" in library.state()))
 
@@ -193,7 +193,7 @@ def _in_a_fork(queue, x) -> None:
 def test_fork_does_not_wait_for_threads(threads):
     threads(3)
     x = torch.randn(512, 256)
-    F.layer_norm(x, (256,))  # the runtime has threads now, which a fork does not copy
+    F.layer_norm(x, (256,))  # now the runtime has threads, which a fork does not copy
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=_in_a_fork, args=(queue, x))
@@ -221,7 +221,7 @@ def test_data_loader_workers():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_half_is_read_and_written(dtype):
-    """By given statistics of mean 0 and deviation 1 a norm is a product with the weight, rounded once."""
+    """With a given mean of 0 and deviation of 1, a norm multiplies by the weight and rounds once."""
     x = HALVES.view(dtype).view(1, -1).repeat(3, 1)
     mean, var = torch.zeros(2**16), torch.ones(2**16)
     weight = torch.cat([torch.ones(2**15), torch.rand(2**15) * 3])
@@ -234,7 +234,7 @@ def test_every_half_is_read_and_written(dtype):
 
 @pytest.mark.parametrize("activation", ["silu", "relu", "gelu", "gelu_tanh"])
 def test_activations(activation):
-    """Against fp64, from one end of float32 to the other; and what torch makes of infinities."""
+    """Activations agree with fp64 over the whole range of float32, and with torch for infinities."""
     tail = torch.logspace(-6, 30, 3000)
     z = torch.cat([torch.linspace(-30, 30, 60001), tail, -tail])[None].requires_grad_()
     mean, var = torch.zeros(z.shape[1]), torch.ones(z.shape[1])
@@ -257,7 +257,7 @@ def test_mean_far_beyond_deviation(layout):
     x = (torch.randn(2, 64, 32, 32, dtype=torch.float64) + 1e4).float().to(memory_format=layout)
     expected = torch.nn.functional.group_norm(x.double().contiguous(), 8)
     assert (F.group_norm(x, 8) - expected).abs().max() < 1e-2
-    drifting = (x + torch.linspace(0, 1e5, 32)[:, None]).to(memory_format=layout)  # later rows lie far from the first ones' mean
+    drifting = (x + torch.linspace(0, 1e5, 32)[:, None]).to(memory_format=layout)  # later rows are far from the mean of the first rows
     expected = torch.nn.functional.group_norm(drifting.double().contiguous(), 8)
     assert (F.group_norm(drifting, 8) - expected).abs().max() < 1e-5
 
@@ -266,7 +266,7 @@ def test_running_statistics_are_changed_in_place():
     norm = onepass.nn.BatchNorm2d(8).requires_grad_(False)
     other = torch.nn.BatchNorm2d(8).requires_grad_(False)
     versions = []
-    for _ in range(4):  # the first call is checked, the others are short
+    for _ in range(4):  # the first call is checked, the others take the short path
         x = torch.randn(4, 8, 6, 6)
         torch.testing.assert_close(norm(x), other(x))
         versions.append(norm.running_mean._version)
@@ -276,7 +276,7 @@ def test_running_statistics_are_changed_in_place():
 
 
 def test_parameters_as_they_come():
-    """Strided ones are read right, and one on another device is refused."""
+    """Strided parameters are read correctly, and parameters on another device are refused."""
     x, weight = torch.randn(32, 16), torch.randn(32)[::2]
     torch.testing.assert_close(F.layer_norm(x, (16,), weight), torch.nn.functional.layer_norm(x, (16,), weight))
     with pytest.raises(RuntimeError):
@@ -284,7 +284,7 @@ def test_parameters_as_they_come():
 
 
 def test_large_and_small_share_a_buffer():
-    """The one that is kept between calls grows, and is not handed to two calls at once."""
+    """The buffer that is kept between calls grows, and two calls never share it."""
     from concurrent.futures import ThreadPoolExecutor
 
     inputs = [torch.randn(n, d) for n, d in ((2, 5000), (300, 64), (64, 4096), (3, 70001))] * 6
@@ -335,7 +335,7 @@ def test_sanitizers_find_nothing(tmp_path):
 
 
 def test_time_of_a_call(threads):
-    """A call costs little: what is not the kernel takes microseconds, not tens of them."""
+    """The host time of a call is a few microseconds."""
     threads(1)
     x, weight = torch.randn(16, 64), torch.randn(64)
     with torch.no_grad():

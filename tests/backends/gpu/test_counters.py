@@ -1,4 +1,4 @@
-"""Counters of teams, without a GPU: whose memory they are in, and who gets which."""
+"""Counters of teams, without a GPU: which thread allocates them, and which launch gets which."""
 
 import threading
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from onepass.backends.gpu.launch.stream import Stream
 
 @pytest.fixture
 def made(monkeypatch):
-    """The thread and the size of everything that is allocated; on the CPU."""
+    """Records the thread and the size of every allocation, and allocates on the CPU."""
     found: list[tuple[int, int]] = []
 
     def zeros(device: int, n: int) -> torch.Tensor:
@@ -28,14 +28,14 @@ def made(monkeypatch):
 
 
 def test_another_thread_allocates(made):
-    """What this thread allocates may be in the pool of a graph that torch.compile warms up, which it hands out again."""
+    """Memory of this thread may belong to the pool of a CUDA graph, which torch.compile reuses."""
     counters.Counters().take(Stream(0, 7), 5)
     assert [n for _, n in made] == [1024, counters._POOL]
     assert threading.get_ident() not in {thread for thread, _ in made}
 
 
 def test_what_became_too_few_stays(made):
-    """A launch on its stream may still use it, and the stream of the thread that made it is another."""
+    """Old counters stay, since a launch on another stream may still use them."""
     team, stream = counters.Counters(), Stream(0, 7)
     first = team.take(stream, 1024)
     second = team.take(stream, 1025)
@@ -52,5 +52,5 @@ def test_captured_launches_share_nothing(made, monkeypatch):
     assert second.data_ptr() - first.data_ptr() == 8 * 4  # multiples of 16 bytes
     large = team.take(Stream(0, 7), counters._POOL)
     assert len(large) == counters._POOL and large.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-    third = team.take(Stream(0, 7), 4)  # what was left is still there
+    third = team.take(Stream(0, 7), 4)  # the rest is still available
     assert third.data_ptr() - second.data_ptr() == 4 * 4

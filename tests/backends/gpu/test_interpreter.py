@@ -1,4 +1,4 @@
-"""The GPU families on small problems by Triton's interpreter: run with TRITON_INTERPRET=1, which `make test` does."""
+"""The GPU families on small problems in Triton's interpreter. They need TRITON_INTERPRET=1, which `make test` sets."""
 
 import os
 from typing import NamedTuple
@@ -116,7 +116,7 @@ def test_every_family_runs_in_both_directions():
 
 @pytest.mark.parametrize("family", ["whole_set", "row", "row_reread", "team", "tile", "tile_reread"])
 def test_bfloat16(family):
-    """The interpreter cuts bfloat16 off where a GPU rounds: a whole ulp, not half of one."""
+    """The interpreter truncates bfloat16 where a GPU rounds, so allow a whole ulp."""
     x = torch.randn(2, 12, 5, 7).to(torch.bfloat16)
     x = x if family.startswith("row") else x.to(memory_format=torch.channels_last)
     with onepass.force(family), torch.no_grad():
@@ -201,7 +201,7 @@ def test_dx_by_given_statistics_knows_no_x(save, layout):
 
 @pytest.mark.parametrize("family", ["row", "row_reread"])
 def test_one_value_has_no_gradient(family):
-    """rstd takes no part in it: the compiler may round one of wdy and c1 and not the other."""
+    """dx is 0 even if the compiler rounds only one of wdy and c1."""
     x, weight = torch.randn(5, 1, requires_grad=True), torch.randn(1, requires_grad=True)
     with onepass.force(family):
         dx, dweight = torch.autograd.grad(O.layer_norm(x, (1,), weight), (x, weight), torch.randn(5, 1))
@@ -209,7 +209,7 @@ def test_one_value_has_no_gradient(family):
 
 
 def test_without_eps_other_families_run():
-    """A constant needs a mean without rounding: y is 0 then, and not 0/0."""
+    """Without an eps, a constant set needs an exact mean, which the kernels do not have: y would be 0/0."""
     x = torch.full((2, 6, 5, 5), 0.1)
     with onepass.force("row"), pytest.raises(CannotForce, match="without an eps"):
         O.instance_norm(x, eps=0.0)

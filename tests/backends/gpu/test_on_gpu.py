@@ -1,5 +1,7 @@
-"""On a GPU: the case list within the error budget, torch's autocast, parameters left on another device, and families whose programs wait
-for one another, under everything that runs beside them."""
+"""On a GPU: the case list, autocast, parameters on another device, graphs, streams, and torch.compile.
+
+Families whose programs wait for one another are tested beside other work on the GPU.
+"""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
@@ -45,14 +47,14 @@ def test_autocast_as_torch_does_it(dtype):
 
 def test_a_weight_on_the_cpu():
     x = torch.randn(4, 8, device="cuda")
-    O.layer_norm(x, (8,), torch.ones(8, device="cuda"))  # the kind of call is known by now
+    O.layer_norm(x, (8,), torch.ones(8, device="cuda"))  # this kind of call is in the cache now
     for _ in range(2):
         with pytest.raises(RuntimeError, match="weight is on cpu"):
             O.layer_norm(x, (8,), torch.ones(8))
 
 
 def test_autocast_of_a_sum():
-    """The sum keeps its dtype, the norm of it is taken in float32, as torch does it unfused."""
+    """The sum keeps its dtype and its norm runs in float32, as in torch without fusion."""
     x, residual = torch.randn(2, 4, 8, device="cuda").half()
     with torch.autocast("cuda", dtype=torch.float16):
         y, total = O.add_layer_norm(x, residual, (8,), activation="silu")
@@ -85,12 +87,12 @@ def test_an_extra_on_the_cpu(extra):
             calls[extra]()
 
 
-SHARING = ("team", "ring", "whole_set")  # programs of these exchange moments, and the planner does not pick them for every size
+SHARING = ("team", "ring", "whole_set")  # their programs exchange moments, and the planner does not choose them for every size
 
 
 @contextmanager
 def pinned(family):
-    """A Hopper can all; another GPU may have a reason."""
+    """A Hopper GPU runs all families. Another GPU may have a reason not to."""
     try:
         with onepass.force(family):
             yield
@@ -109,7 +111,7 @@ def _sharing(family):
     return call
 
 
-KINDS = {  # a call for each family, and what it runs on
+KINDS = {  # a call and an input for each family
     "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
     "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
     "tile": lambda x: O.layer_norm2d(x, activation="relu"),
@@ -171,7 +173,7 @@ def test_several_streams(family):
 
 @pytest.mark.parametrize("family", KINDS)
 def test_misaligned(family):
-    """Memory that begins anywhere gives the same numbers, up to the order of sums."""
+    """Misaligned memory gives the same numbers, up to the order of sums."""
     x = _input(torch.float32)
     expected = KINDS[family](x)
     for shift in (1, 2, 3):
@@ -214,7 +216,7 @@ def _assert_right(y, x):
 
 @pytest.fixture(params=SHARING)
 def shared(request):
-    """A family whose programs wait for one another, and images of several shapes with what it makes of them alone, which is right."""
+    """A family whose programs wait for one another, with images of several shapes and its outputs when it runs alone."""
     family, found = request.param, []
     for x in map(_images, DIFFUSION):
         with pinned(family):
@@ -225,7 +227,10 @@ def shared(request):
 
 
 class Lane:
-    """A stream that runs a family on images, and counts elements that are not as they were alone. Nothing waits until `wrong` is asked."""
+    """A stream that runs a family on images, and counts elements that differ from a run alone.
+
+    Nothing waits until `wrong` is read.
+    """
 
     def __init__(self, family, images):
         self.family, self.images, self.stream = family, images, torch.cuda.Stream()
@@ -237,7 +242,7 @@ class Lane:
             self._wrong.add_((_norm(self.family, x) != expected).sum())
 
     def run(self, times, first=0):
-        """So many calls, the shapes in turn."""
+        """Run so many calls, with the shapes in turn."""
         with torch.cuda.stream(self.stream):
             self._run(islice(cycle(self.images), first, first + times))
 
@@ -259,7 +264,7 @@ class Lane:
 
 
 def test_teams_on_several_streams(shared):
-    """At any time other shapes run beside each other."""
+    """Different shapes run at the same time."""
     lanes = [Lane(*shared) for _ in range(4)]
     for turn in range(100):
         for i, lane in enumerate(lanes):
@@ -288,7 +293,7 @@ def test_teams_in_a_graph_back_to_back(shared):
     lane = Lane(*shared).capture()
     for _ in range(300):
         lane.replay()
-    lane.run(20)  # and then without it, on the same stream
+    lane.run(20)  # then without the graph, on the same stream
     assert lane.wrong == 0
 
 
@@ -296,7 +301,7 @@ def test_a_graph_of_teams_reads_its_input_anew(shared):
     family, ((x, expected), *_) = shared
     lane = Lane(family, [(torch.zeros_like(x), expected)]).capture()
     lane.images[0][0].copy_(x)
-    before = lane.wrong  # of zeros
+    before = lane.wrong  # on zeros
     lane.replay()
     assert 0 < before == lane.wrong
 
@@ -335,7 +340,7 @@ def test_teams_give_the_same_bits_every_time(shared):
 @pytest.mark.parametrize("family", [*SHARING, None])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_teams_on_memory_that_lies_otherwise(family, dtype):
-    """Where a family cannot read it, another does, or it says that it cannot."""
+    """If a family cannot read this memory, another runs, or it raises."""
     shape, wide = (2, 320, 24, 40), _images((4, 448, 48, 44), dtype)
     x = _images(shape, dtype)
     inputs = [
@@ -379,7 +384,7 @@ def test_batch_invariance_of_teams(family, shape):
 
 @pytest.mark.parametrize("shape", [(2, 320, 64, 64), (2, 1280, 32, 32), (4, 512, 64, 64), (64, 512, 64, 64)])
 def test_the_planner_picks_teams(shape):
-    """Where they are measured to be faster."""
+    """The planner chooses teams where they were measured to be faster."""
     with pinned("team"):
         _norm("team", _images(shape))
     assert _plan(lambda x: O.group_norm(x, 32, activation="silu"), _images(shape)) in SHARING
@@ -446,7 +451,7 @@ def test_parameter_gradients_of_rows_have_the_same_bits_twice(shape):
 
 
 def test_a_training_step_in_a_graph():
-    """Forward, backward and the optimizer, captured once and replayed: as the same steps without a graph."""
+    """Forward, backward and optimizer, captured and replayed, give the same as the steps without a graph."""
 
     def model():
         torch.manual_seed(0)
@@ -481,7 +486,7 @@ def test_a_training_step_in_a_graph():
 
 @pytest.mark.parametrize("family", BACKWARD)
 def test_compile_with_gradients(family):
-    """Without a graph break, and the same numbers."""
+    """There is no graph break, and the numbers are the same."""
     x, weight = _leaves(torch.float32)
     call = torch.compile(lambda t, w: BACKWARD[family](t * 2, w) + 1, fullgraph=True)
     expected = _gradients(lambda t, w: BACKWARD[family](t * 2, w) + 1, x, weight)
@@ -489,7 +494,7 @@ def test_compile_with_gradients(family):
 
 
 def test_the_backward_allocates_little():
-    """The gradients and the cells of the parameters', nothing else of x's size."""
+    """It allocates the gradients and partial sums of the parameters, and nothing else of x's size."""
     x = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     y, dy = O.layer_norm(x, (4096,), weight), torch.randn_like(x)
@@ -520,7 +525,7 @@ def test_compile():
 
 @pytest.mark.parametrize("shape", [(2, 320, 64, 64), (2, 1280, 32, 32), (64, 512, 64, 64)])
 def test_teams_compiled_into_graphs(shape):
-    """Counters are made while torch.compile warms up, in the memory pool of its graphs, and stay: that must not disturb it."""
+    """Counters that are created while torch.compile warms up must not be in the memory pool of its graphs."""
     x = _images(shape)
     call = torch.compile(lambda t: O.group_norm(t * 2, 32, activation="silu") + 0, mode="reduce-overhead")
     with torch.no_grad():
@@ -571,7 +576,7 @@ def test_more_than_2_31_elements(family):
     call = calls.get(family, lambda t: O.rms_norm(t, t.shape[-1:], eps=1e-5))
     assert x.numel() > 2**31 and _plan(call, x) == family
     y = call(x)
-    for part in (slice(0, 1), slice(len(x) - 1, len(x))):  # of rows or samples
+    for part in (slice(0, 1), slice(len(x) - 1, len(x))):  # the first and the last row or sample
         piece = x[part].flatten()[-(2**20) :].double()
         if family == "apply":
             expected = (piece - 0.5) / (0.5 + 1e-5) ** 0.5
