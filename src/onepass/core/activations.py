@@ -1,3 +1,5 @@
+"""The activations in torch operations: the function, the function with out=, and its gradient."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""The steps of a norm in torch operations, for any arrangement of x. The reference and the torch families share them."""
+
 from __future__ import annotations
 
 from typing import NamedTuple

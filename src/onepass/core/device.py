@@ -1,4 +1,4 @@
-"""What the planner may know about the hardware. The only place that asks."""
+"""What planning and backends may know about the hardware. Only this file asks for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-# As Triton 3.9 compiles it for gfx942, a program says that its moments are there without having waited for the stores of all its waves.
+# Triton 3.9 for gfx942 lets a program announce its moments before the stores of all its waves have arrived.
 NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
 
 
@@ -19,15 +19,15 @@ NO_RING = "it is written for Hopper, GPUs of compute capability 9.0"
 
 @dataclass(frozen=True)
 class Device:
-    """A device as plain numbers, so that `plan` is pure and can be tested for hardware that is not here."""
+    """A device as plain numbers. So `plan` is pure, and can be tested for hardware that is not present."""
 
     kind: str  # torch's device type: "cpu", "cuda", ...
     name: str = ""
     sms: int = 0  # multiprocessors, or compute units
     warp: int = 32  # threads that run together
     shared: int = 0  # bytes of shared memory that a program may have
-    prefetches: bool = False  # loads can run ahead into shared memory
-    chains: bool = False  # a kernel can start while the one before it ends
+    prefetches: bool = False  # loads can be asynchronous, into shared memory
+    chains: bool = False  # supports programmatic dependent launch
     no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
     no_team: str = ""  # why programs that wait for one another cannot run, or ""
     l2: int = 0  # bytes of the cache that all programs share
@@ -36,9 +36,9 @@ class Device:
 
 
 class Process:
-    """What became of the process since onepass was imported."""
+    """What has happened to this process since onepass was imported."""
 
-    forked = False  # it is a copy of another, with one thread of that one's
+    forked = False  # True in a forked child, which has one thread
 
 
 def _fork() -> None:

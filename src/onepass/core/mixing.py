@@ -1,3 +1,5 @@
+"""Statistics that are a weighted mean of several norms' statistics, and their gradients."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,10 +17,10 @@ MixOperands = OptionalOperands | SavedTensors  # both hold the weights of a mix 
 
 @dataclass(frozen=True)
 class MixedStatistics:
-    """Statistics as a weighted mean of several norms', all made from the moments of the same sets.
+    """A weighted mean of the statistics of several norms, all computed from the moments of the same sets.
 
-    `means` and `variances` are the norms', of size 1 along the dimensions `over` which each takes the sets together; None in `over`
-    marks statistics that were given, not computed.
+    `over` lists the dimensions along which each norm merges the sets; None marks statistics that were given. `means` and `variances` are
+    those of each norm, with size 1 along these dimensions.
     """
 
     sets: Moments
@@ -30,7 +32,7 @@ class MixedStatistics:
 
     @staticmethod
     def of(sets: Moments, over: Sequence[list[int]], weights: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor] | None) -> MixedStatistics:
-        """`last`, if any, are given statistics that stand for those of the last norm."""
+        """`last`, if given, replaces the statistics of the last norm."""
         computed = [merge_along(sets, dims) for dims in (over if last is None else over[:-1])]
         means, variances = [p.mean for p in computed if p.mean is not None], [p.var for p in computed]
         dims: list[list[int] | None] = [*over]

@@ -60,7 +60,7 @@ class NormProblem:
 
     @property
     def from_y(self) -> bool:
-        """Whether the backward is handed y in the place of x."""
+        """Whether the backward gets y instead of x."""
         return self.spec.from_y
 
     @property
@@ -69,7 +69,7 @@ class NormProblem:
         return "x has no elements" if 0 in self.shape else f"no four-axis view of strides {self.stride}"
 
     def for_direction(self, direction: str) -> NormProblem:
-        """The problem that is planned for a direction: in a backward that is handed y, x lies as y does."""
+        """The problem to plan for a direction. In a backward that gets y instead of x, x has the memory layout of y."""
         if direction == "forward" or not self.from_y:
             return self
         return replace(self, x=self.y, stride=self.y_stride, copied="")
@@ -85,7 +85,7 @@ class NormProblem:
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
 
     def min_bytes(self, direction: str) -> int:
-        """Bytes any kernel must move: x read and y written, or x and dy read and dx written; and each parameter once.
+        """The bytes that every kernel must move: x read and y written, or x and dy read and dx written, and each parameter once.
 
         With a residual both addends are read and the sum is written too; its backward reads the sum, and the gradient that arrives there.
         """
@@ -156,5 +156,5 @@ def bind_backward(spec: NormSpec, dsum: Tensor | None, saved: SavedTensors, give
 
 
 def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:
-    """x; with a residual, a tensor like their sum in all but memory and strides."""
+    """x, or with a residual a tensor with the shape and dtype of the sum. It has no memory of its own."""
     return x if residual is None else x.new_empty((), dtype=torch.promote_types(x.dtype, residual.dtype)).expand(x.shape)

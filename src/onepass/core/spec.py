@@ -33,11 +33,11 @@ class NormSpec:
     """A norm, in words for axes.
 
     `axes` has one word per dimension of x. `(g k)` splits a dimension into factors, `*l` stands for any number of dimensions.
-    `reduced` lists the axes over which mean and variance are taken, `params` the axes that index weight and bias, `modulated` those that
-    index a scale and shift which come after them. `sizes` gives the factors that the shape of x alone does not determine.
+    `reduced` lists the axes over which mean and variance are computed. `params` lists the axes that index weight and bias, and `modulated`
+    those that index scale and shift. `sizes` gives the factors that the shape of x alone does not determine.
 
-    `mix` makes the statistics a weighted mean of several norms': for each, after commas, the kept axes along which it takes the sets
-    together, or "-" for none.
+    `mix` makes the statistics a weighted mean of several norms' statistics. It lists, separated by commas, the kept axes along which each
+    norm merges the sets, or "-" if it merges none.
 
     Example: GroupNorm with 32 groups is `NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 32),))`.
     """
@@ -50,9 +50,9 @@ class NormSpec:
     centered: bool = True
     modulated: str = ""
     mix: str = ""
-    weight_offset: float = 0.0  # added to the weight: 1 where the weight is stored as its distance from 1
+    weight_offset: float = 0.0  # added to the weight; 1 if the weight is stored as its difference from 1
     activation: str = ""  # applied last
-    from_y: bool = False  # the backward is handed y in the place of x, and takes x_hat from it
+    from_y: bool = False  # the backward gets y instead of x, and computes x_hat from it
 
     def __post_init__(self) -> None:
         dims = _dims(self.axes)
@@ -125,7 +125,7 @@ class NormSpec:
         return [axis.size for axis in self.factor(shape) if not axis.reduced]
 
     def mixed_dims(self, shape: Sequence[int]) -> list[list[int]]:
-        """For each norm of a mix, the dimensions of the statistics along which it takes the sets together."""
+        """For each norm of a mix, the dimensions of the statistics along which it merges the sets."""
         kept = [axis.name for axis in self.factor(shape) if not axis.reduced]
         return [[i for i, name in enumerate(kept) if name in words.split()] for words in self.mix.split(",")]
 

@@ -1,3 +1,8 @@
+"""How a norm sees memory: x as four axes, and which parameter belongs to which element.
+
+Only shapes and strides are read here, no data. `find_view` searches the four axes.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -29,7 +34,7 @@ class View:
 
 @dataclass(frozen=True)
 class ParamMap:
-    """Which parameter the element (o, r, s, t) uses: (1) in docs/theory.md."""
+    """The index of the parameter that belongs to the element (o, r, s, t). (1) in docs/theory.md."""
 
     every: int
     period: int
@@ -44,7 +49,7 @@ class ParamMap:
         return view.run // self.channel_run if self.d else 1
 
     def index(self, o: int, r: int, s: int, t: int) -> int:
-        """The definition, (1); kernels realise it by strides."""
+        """(1), written out. Kernels compute it from strides."""
         return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
 
     def largest(self, reps: int, sets: int, run: int) -> int:
@@ -71,7 +76,7 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """x with these dense strides: itself, or a copy."""
+    """x itself if it has these strides, otherwise a copy that has them."""
     if x.stride() == stride:
         return x
     return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
@@ -89,7 +94,7 @@ class _Placed(NamedTuple):
 
 
 def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
-    """Dense strides for the kept axes, ordered as x orders them: the statistics are then contiguous as (outer, sets)."""
+    """Dense strides of the statistics, in the order of x's memory. The statistics are then contiguous as (outer, sets)."""
     kept = [axis for axis in axes if not axis.reduced]
     strides, step = [0] * len(kept), 1
     for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
@@ -102,7 +107,7 @@ _Views = tuple[View, View, ParamMap, ParamMap]  # of x, y, parameters, modulatio
 
 
 def find_view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> _Views | None:
-    """The best way to cut the axes, in memory order, into outer, reps, sets and run; None where there is no way."""
+    """The best way to cut the axes, in memory order, into outer, reps, sets and run; None if there is none."""
     if any(axis.size == 0 for axis in axes):
         return None
     placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param, a.modulation) for a in axes if a.size > 1]
@@ -154,7 +159,7 @@ def _linear(axes: list[tuple[int, int]]) -> int | None:
 
 
 def _periodic(axes: list[tuple[int, int]]) -> tuple[int, int, int] | None:
-    """(every, period, stride) such that index i along these axes uses parameter (i // every % period)·stride; None if no such."""
+    """(every, period, stride), so that index i along these axes uses parameter (i // every % period)·stride; None if there are none."""
     used = [i for i, (_, stride) in enumerate(axes) if stride]
     if not used:
         return 1, 1, 0

@@ -1,3 +1,5 @@
+"""What callers may ask of the planner: `force` and `batch_invariant`."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +11,7 @@ from .registry import FAMILIES
 
 
 class Options(NamedTuple):
-    """What the caller may ask of the planner. A tuple, since it is part of every call's key."""
+    """What a caller may ask of the planner. It is part of the key of every call."""
 
     family: str | None = None
     explain: bool = False
@@ -28,7 +30,7 @@ options_in_context: ContextVar[Options] = ContextVar("onepass_options", default=
 
 @contextmanager
 def force(family: str | None) -> Iterator[None]:
-    """Pin one family for the calls inside; they raise `CannotForce` where it cannot run.
+    """Run every call inside by one family. Calls raise `CannotForce` if it cannot run them.
 
     Example: `with onepass.force(family="blockwise"): y = onepass.functional.layer_norm(x, (64,))`
     """
@@ -43,10 +45,11 @@ def force(family: str | None) -> Iterator[None]:
 
 
 class batch_invariant:
-    """Whether a sample's result must not depend on how many samples come with it: process-wide, and as a context until its end.
+    """Make the result of a sample independent of how many samples are in the batch.
 
-    On, work is cut by the size of a sample alone, where else it is cut to fill the GPU. The forward of the GPU families keeps this promise,
-    for samples of equal strides and alignment; norms whose sets span the batch cannot.
+    The setting holds for the whole process; as a context manager, until the end of the block. Work is then divided by the size of one
+    sample, and not to fill the GPU. The forward of the GPU families keeps this promise for samples of equal strides and alignment. Norms
+    whose sets span the batch cannot keep it.
 
     Example: `onepass.batch_invariant(True)`
     """
@@ -64,5 +67,5 @@ class batch_invariant:
 
 
 def current_options() -> Options:
-    """What the caller asks of the planner now."""
+    """The options that are in force now."""
     return options_in_context.get()._replace(invariant=batch_invariant.on)
