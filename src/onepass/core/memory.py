@@ -1,7 +1,7 @@
 """Whether there is memory behind a tensor.
 
-torch's own elementwise operations end the process where a storage was freed, so no tensor may reach one unchecked. `ops` checks what it is
-handed. The short ways to a kernel, which see the addresses anyway, compare them with LOWEST themselves.
+torch's own elementwise operations crash the process if the storage of a tensor was freed. So every tensor is checked before it reaches
+one. `dispatch` checks its operands. Minimal launchers read the addresses anyway, and compare them with LOWEST themselves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-LOWEST = 1 << 40  # an address below this may be an offset into storage that is not there; `require_memory` decides
+LOWEST = 1 << 40  # a lower address may be an offset into storage that does not exist; `require_memory` decides
 
 
 class NoMemory(RuntimeError):
@@ -24,7 +24,7 @@ class ZeroTensor(NoMemory):
 
 
 def require_memory(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Raise where a tensor with elements has no memory, as torch's norms do.
+    """Raise if a tensor has elements but no memory, as torch's norms do.
 
     Example: `require_memory(("input", "weight"), (x, weight))`
     """
@@ -45,9 +45,9 @@ def _require(name: str, t: Tensor) -> None:
 
 
 def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """As `require_memory`, for what torch's own operations are handed: zero tensors and subclasses are theirs to take."""
+    """As `require_memory`, for tensors that torch's own operations will read. Those accept zero tensors and subclasses."""
     if is_dynamo_compiling():
-        return  # there is no memory yet
+        return  # tensors have no memory while dynamo traces
     for name, t in zip(names, tensors):
         if type(t) not in (Tensor, Parameter):
             continue
@@ -58,4 +58,4 @@ def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | Non
         except NoMemory:
             raise
         except RuntimeError:
-            pass  # a tensor of functorch or vmap shows no address
+            pass  # a tensor of functorch or vmap has no address

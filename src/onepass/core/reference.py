@@ -1,9 +1,7 @@
 """The definition in plain PyTorch, on the logical axes of a spec.
 
-Every step is differentiable any number of times and understood by functorch and forward-mode AD, so this is the oracle, the path for
-transforms, the double backward, and what runs where no four-axis view of the memory exists. Equations cite docs/theory.md.
-
-`normalize`, `affine`, `Tail` and `input_gradient` do the arithmetic for any arrangement of x; the families in `cpu/` call them on theirs.
+Every step can be differentiated any number of times, by functorch and forward-mode AD too. So this is the oracle, the route of functorch
+transforms, the double backward, and the fallback where memory has no view of four axes. Equations cite docs/theory.md.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from .spec import NormSpec
 
 
 class _Stored:
-    """A parameter, stored over some of the axes of x, against all of them."""
+    """A parameter that is stored over some of the axes of x: how it expands to all of them, and how its gradient is summed."""
 
     def __init__(self, sizes: list[int], strides: list[int], acc: torch.dtype) -> None:
         self.acc = acc
@@ -80,7 +78,7 @@ class Axes:
 
 
 def _statistics(axes: Axes, x: Tensor, operands: MixOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
-    """The sets' own moments, and mean and variance to apply: the same, or mixed. x has the axes' shape."""
+    """The moments of the sets, and the mean and variance to apply, which a mix changes. x has one dimension per axis."""
     taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
         return taken, taken.center, taken.var, None
@@ -99,7 +97,7 @@ def forward(
     var: Tensor | None = None,
     optional: OptionalOperands = NO_OPTIONAL,
 ) -> Result:
-    """Normalize x; by `mean` and `var` where they are given.
+    """Normalize x, by `mean` and `var` if they are given.
 
     Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """

@@ -1,9 +1,9 @@
-"""What torch.compile makes of a norm and its neighbours: a pass over the graph, before gradients are taken.
+"""A graph pass for torch.compile that merges the neighbours of a norm into it, before autograd sees the graph.
 
     add → norm → silu      becomes      norm, with a residual and an activation
 
-It runs inside inductor, once a graph with one of our norms was traced in this process, and changes no graph without one. In a graph with
-one, torch's group_norm followed by an activation becomes ours as well. Other backends may call `merge` themselves.
+Inductor runs it after this process has traced a graph with one of our norms. It changes only graphs that contain one. In such a graph,
+torch's group_norm followed by an activation becomes ours as well. Other compilers can call `fuse_neighbours` themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which family runs a problem, and why: `plan`, `explain`, `force`.
-
-`plan` is pure: it depends on the problem, the Device and the Options handed to it, and on nothing else.
-"""
+"""How a call would run, in words: `explain`."""
 
 from __future__ import annotations
 
