@@ -84,7 +84,7 @@ def sources(target: str) -> dict[Source, tuple[str, str]]:
         else:
             continue
         for step, kernel in made:
-            found.setdefault(kernel.source(), (re.sub(r"\d+x\[", "[", str(step)), row.name))
+            found.setdefault(kernel.source(), (re.sub(r", \d+ programs?$", "", str(step)), row.name))
     return found
 
 
