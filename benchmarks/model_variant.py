@@ -77,7 +77,7 @@ class Step:
 
 
 class Variant:
-    """A model, its steps by each mode that was asked for, and what is measured of them."""
+    """A model with its steps, eager and compiled, and the measurements of them."""
 
     def __init__(self, entry: Entry, patched: bool, small: bool, device: str, backend: str, memory: SharedMemory) -> None:
         self.entry, self.device, self.backend, self.memory = entry, device, backend, memory

@@ -49,8 +49,8 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     from onepass.backends.gpu.forward import kernels
 
     found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
-    settled = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]  # what `check_launchable` compiles
-    return [kernel.source() for kernel in (*found, *settled)]
+    cooperative = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]  # what `check_launchable` compiles
+    return [kernel.source() for kernel in (*found, *cooperative)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:

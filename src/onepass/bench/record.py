@@ -76,5 +76,5 @@ def append(path: Path, record: Record) -> None:
 
 
 def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Both, with new measurements in the place of old ones of the same row and provider on the same machine."""
+    """Old and new records. A new record replaces an old one of the same row, provider and machine."""
     return list({(r["row"], r["provider"], r["name"]): r for r in (*old, *new)}.values())
