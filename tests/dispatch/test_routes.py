@@ -419,3 +419,13 @@ def test_threads_and_nested_force():
             other()
         other()
     assert found == [planned, planned, "blockwise"] and planned != "blockwise"
+
+
+@pytest.mark.parametrize("family", [None, "aten", "blockwise", "reference"])
+def test_a_weight_that_moved_after_a_good_call_is_named(family):
+    """The device of a weight is not part of the key. The error still says which argument is wrong."""
+    x, scale = torch.randn(4, 1, 8), torch.zeros(4, 8)
+    with onepass.force(family):
+        onepass.functional.layer_norm(x, (8,), torch.ones(8), modulate=(scale, scale))
+        with pytest.raises(RuntimeError, match="weight is on meta and input on cpu"):
+            onepass.functional.layer_norm(x, (8,), torch.ones(8, device="meta"), modulate=(scale, scale))

@@ -174,6 +174,9 @@ def normalize_with(
         result = launch(x, weight, bias, mean, var, optional)
     except ZeroTensor:
         return _by_spec(OP, define(summed_like(x, optional.residual), weight, bias, *args), operands, track, update)
+    except RuntimeError:
+        define(summed_like(x, optional.residual), weight, bias, *args)  # explains a parameter on another device, as in `normalize`
+        raise
     if update:
         update(result)
     return result

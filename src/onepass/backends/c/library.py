@@ -1,3 +1,5 @@
+"""Loads the compiled C kernels, and finds the threads that they may use."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

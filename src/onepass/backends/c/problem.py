@@ -1,3 +1,5 @@
+"""A problem and its tensors as the C kernels take them. The structures are those of src/problem.h."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

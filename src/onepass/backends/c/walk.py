@@ -1,3 +1,5 @@
+"""The view of memory as the C kernels walk it."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
