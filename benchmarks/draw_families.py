@@ -11,7 +11,7 @@ FIRST, SECOND, OTHER = "#4c78a8", "#9ecae9", "#e6e6e6"
 PANELS = {
     "row": ([(FIRST, 0, 2, 0, 12)], "a program keeps whole sets,", "each one contiguous run"),
     "tile": ([(FIRST, 0, 8, 0, 3)], "a program keeps whole sets", "that lie side by side"),
-    "whole_set": ([(FIRST, 0, 8, 0, 2)], "a program or a team takes one set,", "row after row as it lies"),
+    "whole_set": ([(FIRST, 0, 8, 0, 2)], "a set for a program or a team,", "row after row as it lies"),
     "team": ([(FIRST, 0, 4, 0, 6), (SECOND, 4, 8, 0, 6)], "members share sets and", "exchange their moments"),
     "ring": ([((FIRST, SECOND)[i % 2], 2 * i, 2 * i + 2, 0, 6) for i in range(4)], "members take blocks in turn,", "kept in shared memory"),
     "row_reread": ([(FIRST, 0, 1, 0, 6), (SECOND, 0, 1, 6, 12)], "a long run in parts: reduce,", "combine, then read again"),
