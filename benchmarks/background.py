@@ -26,7 +26,7 @@ class BackgroundWork:
     """Work on two more streams of the GPU. `refill` keeps both queues filled.
 
     One stream runs matrix products and copies. The other runs norms by the families whose programs share sets, eagerly and
-    in a graph. Their bits must stay those of the first run.
+    in a graph. Their results must have the same bits as in the first run.
     """
 
     def __init__(self, families: Families) -> None:

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.cpu --out results/cpu-x86.jsonl` measures calls as users write them. `--compile` adds torch.compile.
 Providers take turns, so that a slow minute of the machine affects all of them. A time is the median of the turns. Before
-that, the results are compared with the error budget at 1 MB.
+the timing, the results at 1 MB are checked against the error budget.
 """
 
 from __future__ import annotations

@@ -40,13 +40,13 @@ from .model_zoo import ENTRIES, Entry
 BEFORE, AFTER = "before", "after"
 PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
 ROUNDS = 4  # in each, before and after take a turn
-PATIENCE = 60  # the most seconds of one measurement
+PATIENCE = 60  # seconds that one measurement may take
 MEMORY = 80  # GB that models share while they prepare: an H200 has 141, and parameters and contexts take 45
 _processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
 
 
 class Failed(Exception):
-    """A process gave no answer, for this reason."""
+    """Raised if a process gives no answer. The message is the reason."""
 
 
 class VariantProcess:
@@ -121,8 +121,8 @@ def measure(
 ) -> list[Record]:
     """The records of a mode, before and after. A record of a variant that failed or is wrong has an `error` and no time.
 
-    `variants` is anything with a method `call`. `ready` is what each variant said of itself, or why it said nothing. Then
-    `origin` fills the fields.
+    `variants` are objects with a method `call`. `ready` holds the record of each variant, or the reason why it has none.
+    In that case, the fields come from `origin`.
     """
     layout = "channels_last" if entry.channels_last else "contiguous"
     about = {"row": entry.name, "dtype": "bfloat16", "layout": layout, "training": entry.training, "error": "", **origin}
@@ -212,7 +212,7 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]]) 
             results += found
             if args.out:  # after every model, so that an interrupted run keeps its results
                 record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], found))
-    for found in results:  # last, since the profiler slows the host down from then on
+    for found in results:  # last, because the profiler slows down all later launches
         child = children[next(entry for entry in children if entry.name == found["row"])][not found["provider"].endswith(BEFORE)]
         if "error" not in found:
             found["gpu_ms"] = child.call("gpu_milliseconds", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)

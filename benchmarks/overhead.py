@@ -1,4 +1,4 @@
-"""The host time of a call, beside its arithmetic: each norm on a few kilobytes, onepass and torch in turn.
+"""The host time of a call: each norm on a few kilobytes, where arithmetic takes little time, onepass and torch in turn.
 
 Run it with `python -m benchmarks.overhead [--device cuda]`.
 """

@@ -1,6 +1,6 @@
 """Compiles the kernels of random problems before their first run.
 
-The processes that compile need no GPU. Triton's cache on disk passes the kernels on.
+The processes that compile need no GPU. They pass on the kernels through Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Job:
 
 
 def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
-    """The kernels with which a family runs a problem, in order. Empty if it cannot run it or has no kernels."""
+    """The kernels with which a family runs a problem, in order. Empty if it cannot run the problem or has no kernels."""
     bound = problem_of(Row(problem.case, problem.dtype))
     try:
         chosen = plan(bound, device, FORWARD, Options(family))
@@ -60,9 +60,9 @@ def kernels_of(seed: int, device: Device, families: Families, index: int) -> dic
 
 
 def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[Job] | None:
-    """The jobs of kernels that are not known yet, which become known.
+    """The jobs of kernels that are not in `known`. Adds these kernels to `known`.
 
-    None if that makes more than `max_kernels` kernels.
+    Returns None, and adds nothing, if there would be more than `max_kernels` kernels.
     """
     jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
     if len(known) + len(jobs) > max_kernels:

@@ -1,4 +1,4 @@
-"""Random problems of every kind by one family on the CPU, forward and backward, against the fp64 oracle.
+"""Runs random problems of every kind by one family on the CPU, forward and backward, and checks them with the fp64 oracle.
 
 `python -m benchmarks.random_problems --count 10000` checks each result against the error budget.
 It also checks that two numbers of threads give the same bits. `make sanitize` runs it with C kernels compiled with sanitizers.
@@ -63,9 +63,9 @@ def draw(seed: int, index: int) -> Drawn:
     if op == "instance_norm" and dims == 2:
         shape = (*shape[:1], shape[1], 5)
         channel_dim = 2 if last else 1
-    if not edge and maybe(0.3):  # narrow or wide
+    if not edge and maybe(0.3):  # few channels
         shape = tuple(rng.choice((1, 3, 17)) if i == channel_dim else n for i, n in enumerate(shape))
-    elif edge and not rows and maybe(0.4):  # one channel, as long as all channels together
+    elif edge and not rows and maybe(0.4):  # one channel, which has the elements of all channels
         shape = (shape[0] * shape[channel_dim], *(1 if i == channel_dim else n for i, n in enumerate(shape) if i))
     groups = rng.choice([g for g in range(1, shape[channel_dim] + 1) if shape[channel_dim] % g == 0]) if op == "group_norm" else 1
     one_value = prod(shape) == shape[channel_dim]  # each channel has one value, and no variance
@@ -144,7 +144,7 @@ def run(problem: Drawn, family: str, index: int) -> str:
     worst = oracle.worst(outcomes[0], exact.value, exact.allowed)
     errors = dict(zip(Outcome._fields, worst.parts))
     wrong = [f"{name} {error:.3g} of the budget" for name, error in errors.items() if error is not None and not error <= 1]
-    if wrong:  # the budget is of first order: with save="y" and a weight near zero, the definition exceeds it, too
+    if wrong:  # the budget covers first-order errors: with save="y" and a weight near zero, the definition exceeds it, too
         with force("reference"):
             least = oracle.worst(oracle.evaluate(problem.case, operands, dy), exact.value, exact.allowed)
         wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst.parts, least.parts) if ours and theirs) else []

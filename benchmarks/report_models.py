@@ -1,6 +1,6 @@
 """The table of whole models in README.md, made from the records of `benchmarks.models`.
 
-Every model needs every variant.
+Every model needs a record of every variant.
 """
 
 from __future__ import annotations

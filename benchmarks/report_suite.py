@@ -86,7 +86,7 @@ def _ours(row: Row, record: Record) -> str:
 
 
 def _faster(peer: Record, ours: Record) -> bool:
-    """A peer without a time is never faster. If onepass has no time, every other peer is."""
+    """Whether a peer is faster. A peer without a time is not. If onepass has no time, every peer with a time is."""
     return "us" in peer and peer["us"] < ours.get("us", float("inf"))
 
 

@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of the kernels of the suites on each GPU, compiled ahead of time. Needs Triton, but no GPU.
+"""Registers, spills and shared memory of the suites' kernels on each GPU. Compiling needs Triton, but no GPU.
 
 `python -m benchmarks.resources` writes results/resources.jsonl.
 """
@@ -63,7 +63,7 @@ def rows() -> list[Row]:
 
 
 def _shape(launch: Any) -> tuple[Any, ...]:
-    """What decides which code a launch compiles, beside its problem."""
+    """What decides which code a launch compiles, in addition to its problem."""
     stages = launch.slots if isinstance(launch, RingLaunch) else getattr(launch, "stages", 1)
     split_row = isinstance(launch, RowBackwardLaunch) and launch.segments is not None and launch.split.parts_t == 2
     resident = isinstance(launch, WholeSetLaunch) or getattr(launch, "resident", False)
@@ -114,7 +114,7 @@ def _amd(assembly: str) -> tuple[int, int]:
 
 
 def measure(workers: int = 2) -> Iterator[Resources]:
-    """Compile all kernels, and measure what they take.
+    """Compile all kernels, and yield the resources of each.
 
     Example: `all(resources.spilled == 0 for resources in measure())`
     """

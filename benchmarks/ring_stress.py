@@ -1,9 +1,9 @@
 """Delays one hand-over of the ring family at a time, and counts wrong elements: with the fence and without, on one stream and on four.
 
 A hand-over is one place where a group of warps waits for another. `python -m benchmarks.ring_stress --seconds 240 --out
-results/ring-stress-h200.jsonl` runs on a Hopper GPU. The ring has few slots and refills them at once, so that a missing order
-shows. Of four streams, two replay graphs and two run eagerly. "early" is a planted fault, which must show: it proves that
-other faults would. A launch that takes longer than a minute ends the process with status 3.
+results/ring-stress-h200.jsonl` runs on a Hopper GPU. The ring has few slots and refills them at once, so that a missing
+synchronization shows. Of four streams, two replay graphs and two run eagerly. "early" is a planted fault. The
+test must find it, which shows that it can find others. A launch that takes longer than a minute ends the process with status 3.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .background import bits
 from .precompile import build
 from .watchdog import LONGEST, Watchdog
 
-HANDOVERS = {  # the group of warps and what it does late
+HANDOVERS = {  # the group of warps and a name, and what it does late
     "": "nothing",
     "load copy": "copying into an empty slot",
     "reduce block": "loading a full block",
@@ -66,9 +66,9 @@ HANDOVERS = {  # the group of warps and what it does late
 # Where the fence is, between the loads from a slot and the copy that refills it. In production it is in the group that
 # copies. "early" is a planted fault: the slot is released before it is read.
 FENCES = ("load", "readers", "none", "early")
-INPUTS = 3  # of a shape, used in turn: the leftovers of a launch are wrong for the next one
-REPEATS = 4  # of all inputs, in one graph
-BATCH = 6  # launches of a lane before the next lane takes its turn
+INPUTS = 3  # for each shape, used in turn, so that data left from one launch is wrong for the next
+REPEATS = 4  # how often a graph runs all inputs
+BATCH = 6  # launches of a lane without a graph before the next lane takes its turn
 DEVICE = "cuda"
 CLOSE = 2.0**-8  # the delayed kernel is compiled separately, so it may round differently from production
 
@@ -198,7 +198,7 @@ class Images:
         return launch
 
     def references(self, launch: Launch) -> list[list[Tensor]]:
-        """What a kernel gives alone, if that agrees with production up to rounding; otherwise what production gives."""
+        """The outputs of a kernel that runs alone. If they are not close to production's, those of production."""
         firsts = [launch(x) for x in self.inputs]
         return [
             first if all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(first, right)) else right
@@ -261,7 +261,7 @@ class Lane:
 
 def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
     """Run one cell on one shape."""
-    forward.COUNTERS[RESET] = Counters()  # captured launches need a full pool
+    forward.COUNTERS[RESET] = Counters()  # captured launches take counters from a pool: start with a new one
     launch = images.launch(cell.stress)
     references = images.references(launch)
     lanes = [Lane(launch, images.inputs, references, captured=i >= 2) for i in range(cell.streams)]

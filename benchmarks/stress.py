@@ -1,7 +1,7 @@
-"""Thousands of random problems by the families whose programs share sets, beside other work on the same GPU.
+"""Runs random problems by the families whose programs share sets, while other work runs on the same GPU.
 
 `python -m benchmarks.stress --count 10000 --out results/stress-h200.log` runs each problem by each family that can, and by
-the planner's choice. Each runs twice. Both runs must have the same bits, and errors within the budget of the fp64 oracle.
+the planner's choice. Each runs twice. Both runs must give the same bits, with errors within the budget of the fp64 oracle.
 `--only INDEX` repeats one problem. A problem that takes longer than a minute is printed and ends the process with status 3.
 """
 
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
     """The result of one problem on one family."""
 
     error: float | None = None  # the largest error as a fraction of the budget; None if it did not run
-    fault: str = ""  # what else is wrong
+    fault: str = ""  # what is wrong, apart from the error
     skipped: bool = False
 
     @property

@@ -24,11 +24,11 @@ CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)
 WIDEST = 2**13  # channels
 SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten problems are smaller than SMALL, none is larger than LARGE
 INITS = ("normal", "normal", "shifted", "const")
-SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # added to values of deviation 1
+SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # added to values with a standard deviation of 1
 
 
 class Kind(NamedTuple):
-    """What problems that share kernels have in common: a case without shape and data, and limits for the shape."""
+    """What problems with the same kernels have in common: a case without shape and data, and limits for the shape."""
 
     case: Case
     dtype: torch.dtype
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
     positions: int  # the largest H·W
     width: int  # W is an odd multiple of this
     groups: int  # the number of groups is an odd multiple of this
-    narrow: bool  # exactly that many groups
+    narrow: bool  # exactly `groups` groups
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Planted faults. Each must make the tests beside it fail.
+"""Planted faults. Each must make its tests fail.
 
-`make mutations` runs all of them. The usual test run has the quick ones.
+`make mutations` runs all of them. The usual test run includes the quick ones.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Compares the outcomes of a program by onepass and by torch, and knows where they may differ."""
+"""Compares the outcomes of a program by onepass and by torch, and lists where they may differ."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ _ERRORS = (RuntimeError, TypeError, ValueError, IndexError)  # what torch's norm
 
 
 def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callable[[], Outcome]) -> str:
-    """What is wrong with our outcome, or "". Without an outcome of torch, ours may be anything but a crash.
+    """What is wrong with our outcome, or "".
 
+    Without an outcome of torch, ours may be any result, or an exception of a type that torch's norms raise.
     If the two differ, `exact` computes in float64 which one is closer.
     """
     if torchs is None:
@@ -77,7 +78,7 @@ def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callab
         return "" if isinstance(ours.error, _ERRORS) else f"torch raises {torchs.error!r:.150}, we {ours.error!r:.150}"
     if ours.error is not None:
         return "" if may_raise(program) else f"torch does not raise, we {ours.error!r:.300}"
-    if converts(program):  # both promote, but in another order
+    if converts(program):  # both promote, but in a different order
         return ""
     if torchs.values.keys() != ours.values.keys():
         return f"torch has {sorted(torchs.values)}, we {sorted(ours.values)}"
@@ -94,7 +95,7 @@ def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callab
 
 
 def _is_close_enough(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
-    """Whether our error is at most four times the error of torch. Both round, in another order."""
+    """Whether our error is at most four times the error of torch. Both round, but in a different order."""
     if not ours.shape == torchs.shape == right.shape or ours.dtype != torchs.dtype:
         return False
     distances = [(t.double() - right.double()).abs().nan_to_num(nan=torch.inf).max().item() for t in (ours, torchs)]

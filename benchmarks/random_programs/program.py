@@ -64,14 +64,14 @@ def draw(seed: int, index: int) -> Program:
     between = one_of(0.4, BETWEEN)
     layout = one_of(0.5, LAYOUTS, "contiguous")
     if between.endswith("other values") and (op in FUSED or op.startswith("instance_norm") or between.startswith("x")):
-        between = ""  # torch continues with what it computed or copied from the old values
+        between = ""  # torch uses values that it computed or copied before the change
     if op in FUSED and before.endswith(CONVERTING):
-        before = ""  # several calls of torch broadcast or promote, where one call of ours refuses
+        before = ""  # torch's separate calls broadcast or promote, but our fused call raises
     gradient = one_of(0.5, GRADIENTS, "plain")
     if op.startswith("group_norm") and layout == "last" and before.startswith("x"):
         before = ""  # x would not be a leaf; see `needs` below
     if op.endswith("tracking") and before == "running_mean negative":
-        before = ""  # torch loses its update
+        before = ""  # torch's update has no effect
     if hook and between.endswith("in place"):
         between = ""  # hooks disable torch's version check
     if (
@@ -132,7 +132,7 @@ def execute(program: Program, module: Any, seed: int, exact: bool = False, devic
     found, tensors = Outcome(), make(program, seed, exact, device)
     try:
         _steps(program, module, tensors, found.values)
-    except Exception as error:  # the comparison is about what torch raises
+    except Exception as error:  # exceptions are compared, too
         found.error = error
     return found
 

@@ -1,4 +1,4 @@
-"""Normalization layers for PyTorch, as one core in every memory layout."""
+"""Normalization layers for PyTorch: one implementation of all norms, in every memory layout."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

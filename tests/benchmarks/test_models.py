@@ -130,7 +130,7 @@ def test_steps_of_a_cache():
 
 
 def test_processes(tmp_path, capsys):
-    """The records hold what a process did, what it could not do, and what was too slow."""
+    """The records hold the results of a process, its errors, and timeouts."""
     pytest.importorskip("transformers")
     out = tmp_path / "models.jsonl"
     arguments = ["--small", "--only", "llama-train", "--seconds", "0.01", "--out", str(out), "--logs", str(tmp_path)]

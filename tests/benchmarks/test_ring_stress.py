@@ -51,7 +51,7 @@ def test_shapes_refill_their_slots(name, expected):
 
 
 def test_a_launch_passes_nothing_of_it():
-    """The stress is a constant, and no constant is passed: a call costs the host what it did."""
+    """The stress is compiled in as a constant. So a launch passes no more arguments than before."""
     production, stressed = (ring_stress.source("one block", stress, H200) for stress in (None, "apply block/none"))
     assert production.types == stressed.types and "apply block/none" in dict(stressed.constants).values()
     changed = set(stressed.constants) ^ set(production.constants)
@@ -69,9 +69,9 @@ print(json.dumps([ring_stress.source("one block", stress, device).compile(target
 
 
 def test_what_is_compiled():
-    """Production has no clock, and a fence between the wait for a slot and the copy into it.
+    """The production kernel reads no clock, and has a fence between the wait for a slot and the copy into it.
 
-    Other kernels have what the stress test asks for.
+    Kernels of the stress test have the delay and the fence that it asks for.
     """
     stresses = [None, "apply block/none", "apply crowd/readers"]
     command = [

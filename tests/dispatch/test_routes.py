@@ -280,7 +280,7 @@ def test_plain_operator_and_out_compile_whole():
     ],
 )
 def test_compiled_training_goes_on(make):
-    """Running statistics stay out of the graph, so that steps do not depend on each other."""
+    """Running statistics are not part of the autograd graph, so one step does not depend on the one before."""
     torch._dynamo.reset()
     module, twin = make(), make()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")

@@ -76,7 +76,7 @@ def test_gradients_keep_the_predicted_error(op, layout):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_half_types_need_more_than_the_ordinary_budget(dtype):
-    """The larger bound is needed: float16 and bfloat16 exceed the ordinary budget by a little. float32 does not."""
+    """The larger budget is needed: float16 and bfloat16 exceed the ordinary one. float32 does not."""
     errors = _errors(Case("layer_norm", (256, 64)), dtype, 0.0)
     assert all((budget <= 1) == (dtype == torch.float32) for budget, _ in errors.values())
     assert all(relative < 16 * torch.finfo(dtype).eps for _, relative in errors.values())

@@ -353,7 +353,7 @@ def test_who_registers_a_class_decides():
     assert onepass.patch(cls(24)).counts["replaced"] == 1
     cls = trap(is_half)
     onepass.register(cls, onepass.nn.RMSNorm, weight="gain", eps="tiny")
-    assert onepass.patch(cls(24)).counts["left"] == 1  # `patch` can try this one
+    assert onepass.patch(cls(24)).counts["left"] == 1  # trials see this one
 
 
 FLAG, SETTINGS_OF_ALL, OBJECT = False, {"twice": False}, types.SimpleNamespace(twice=False)
@@ -519,7 +519,7 @@ def test_a_flag_that_changes_later_is_seen(make, turn_on, turn_off):
             turn_on(module)
         assert not torch.equal(norm(ROWS), plain)
         same(norm, patched, ROWS)
-        again = copy.deepcopy(norm)  # earlier findings no longer count
+        again = copy.deepcopy(norm)  # results of the first `patch` no longer hold
         onepass.patch(again)
         same(norm, again, ROWS)
     finally:

@@ -27,12 +27,12 @@ Run = Callable[[], Any]
 
 class Measured(NamedTuple):
     time: Timing
-    mode: str  # "graph": a replay; "events": the call, which takes as long as the slower of host and device; "cpu"
+    mode: str  # "graph": a replay; "events": the call itself, whose time is that of the slower of host and GPU; "cpu"
     host: Timing | None = None
 
 
 def measure(row: Row, device: str = "cpu", providers: Mapping[str, Provider] = PROVIDERS) -> list[Record]:
-    """One record for each provider. It has an `error` and no time if the provider raised, or if onepass is wrong.
+    """One record for each provider. It has an `error` and no time if the call raised, or if our result is wrong.
 
     Example: `measure(SUITE[0], "cuda")[0]["fraction"]`
     """
@@ -113,7 +113,7 @@ def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> 
 
 
 def _memory(run: Run, on_cuda: bool) -> Record:
-    """Bytes of the gradients, and bytes beside them at the peak of a backward, before the allocator rounds them up."""
+    """Bytes of the gradients, and other bytes at the peak of a backward, before the allocator rounds them up."""
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

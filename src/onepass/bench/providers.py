@@ -1,4 +1,4 @@
-"""The providers: onepass and its peers. Each gives a bare call, since the host time of a call is measured too."""
+"""The providers: onepass and its peers. Each returns a call with little Python around it, because host time counts, too."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Provider = Callable[[Case, Operands], Callable[[], Output]]
 
 
 def _torch(case: Case, t: Operands) -> Callable[[], Output]:
-    """`by_torch`, decided ahead for a norm with at most an activation.
+    """Like `calls.by_torch`, but for simple cases it chooses the operations once, not in each call.
 
-    Deciding in each call takes 13 µs (2 x86-64 cores, 2026-11-15).
+    Choosing takes 13 µs (2 x86-64 cores, 2026-11-15).
     """
     if case.residual or case.modulate or case.offset or case.last or case.granularity != "element" or case.activation == "gelu_tanh":
         return partial(calls.by_torch, case, t)

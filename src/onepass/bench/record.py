@@ -55,7 +55,7 @@ def _commit() -> str:
 
 
 def extra_mb(record: Record) -> str:
-    """MB that a backward needed beside its gradients, if measured."""
+    """MB that a backward needed in addition to its gradients, if measured."""
     extra = record.get("extra_bytes")
     return "–" if extra is None else f"{extra / 1e6:.1f}"
 

@@ -1,4 +1,4 @@
-"""The rows that `onepass bench` measures: passes that users run, with our targets on an H200."""
+"""The rows that `onepass bench` measures: norms as users run them, with our targets on an H200."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Row:
-    """One pass to measure. `target` is the fraction of copy speed to reach, or the most microseconds it may take."""
+    """A forward or backward to measure. `target` is the least fraction of copy speed, or the longest time in µs."""
 
     case: Case
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def copied(self) -> int:
-        """Tensors of x's size that the copy used for comparison copies: x, and the residual."""
+        """How many tensors of x's size the copy for comparison copies: x, and the residual if there is one."""
         return 2 if self.case.residual else 1
 
     @property

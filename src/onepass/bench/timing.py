@@ -1,6 +1,6 @@
-"""Timing: several calls in turn, with medians and quartiles.
+"""Time several calls in turn, and report medians and quartiles.
 
-On CUDA, the time of the device and of the host separately.
+On CUDA, GPU time and host time are measured separately.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> 
 
     def sample(run: Callable[[], Any]) -> Callable[[], float]:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush()  # takes 80 µs, in which the host runs ahead: its time is not part of the sample
+        flush()  # takes 80 µs, in which the host queues the next calls: host time is not part of the sample
         start.record()
         run()
         stop.record()
@@ -138,10 +138,10 @@ def _flush() -> Callable[[], Any]:
 
 
 def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list[Timing]:
-    """The host time of each call, without waiting for the device, which is idle before every batch.
+    """The host time of each call, without waiting for the GPU. The GPU is idle before every batch.
 
-    The host has to wait from 1024 queued launches on. A batch has 20 calls, so each may launch 40 kernels. It has fewer
-    calls if the device is slow.
+    The host has to wait once 1024 launches are queued. A batch has at most 20 calls, so a call may launch 40 kernels.
+    Batches have fewer calls if the GPU is slow.
     """
     return [summary(taken) for taken in host_samples(variants, batches)]
 

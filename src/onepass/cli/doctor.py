@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _AnyMode(TorchDispatchMode):
-    """Changes nothing. Under any dispatch mode, calls take the route through the registered op."""
+    """A dispatch mode that changes nothing. Under any dispatch mode, calls use the registered op."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 
 def layout_name(case: Case) -> str:
-    """The short name of a case's layout if x has four dimensions, else the long one."""
+    """The layout of a case: "nchw" or "nhwc" if x has four dimensions, otherwise the long name."""
     return {name: short for short, name in LAYOUTS.items()}[case.layout] if len(case.shape) == 4 else case.layout
 
 

@@ -1,4 +1,4 @@
-"""onepass demo | doctor | verify | run | patch | bench."""
+"""The entry point of `onepass`: reads the arguments and runs one command."""
 
 from __future__ import annotations
 

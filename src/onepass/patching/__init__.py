@@ -1,9 +1,9 @@
 """Let onepass compute the norms of an existing model, in place.
 
 - `patch`: the functions `patch` and `unpatch`; `report`: what `patch` returns and prints
-- `recognition/`: which norm of onepass a module computes, found by comparing the two on random input
-- `analysis/`: which conditions a forward branches on, found by reading its source
-- `fusion/`: which activations and sums a norm can take over, and the modules that then call it
+- `recognition/`: finds which norm of onepass a module computes, by comparing the two on random input
+- `analysis/`: finds the conditions that a forward branches on, by reading its source
+- `fusion/`: finds activations and sums that a norm can compute as well, and defines the modules that call it
 - `class_swap`: gives a module another class; `swapped_norm` and `channels_last` define such classes
 - `guards`: what each call of a patched module checks; `function_source`: from a function to its syntax tree and back
 """

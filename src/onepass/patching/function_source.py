@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 
 class Unreadable(Exception):
-    """Why a function cannot be read or rewritten. The report prints its text."""
+    """Raised if a function cannot be read or rewritten. The report prints the message."""
 
 
 class MethodSource(NamedTuple):
@@ -36,7 +36,7 @@ def method_source(function: Callable[..., Any]) -> MethodSource:
 
 
 def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
-    """The syntax tree of a function. For a wrapper, that of the wrapper itself."""
+    """The syntax tree of a function. A wrapper is read itself, not the function inside it."""
     return _read(function).tree
 
 
@@ -88,7 +88,7 @@ def _is_mangled(node: ast.AST) -> bool:
 
 
 def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two code objects do the same, ignoring file and line."""
+    """Whether two code objects are the same, except for file and line."""
     alike = (a.co_code, a.co_names, a.co_varnames, len(a.co_consts)) == (b.co_code, b.co_names, b.co_varnames, len(b.co_consts))
     constants = zip(a.co_consts, b.co_consts)
     return alike and all(_same_code(p, q) if isinstance(p, types.CodeType) else repr(p) == repr(q) for p, q in constants)

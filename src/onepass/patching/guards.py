@@ -29,7 +29,7 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
-# Whether torch has hooks on all modules. They must see every module, so nothing may be fused.
+# Whether torch has global hooks, which see the calls of all modules. Then nothing may be fused.
 has_global_hooks: Callable[[], Any] = _has_any_global_hook
 
 
@@ -85,10 +85,10 @@ def all_match(module: nn.Module, guarded: dict[str, Any]) -> bool:
 
 
 class Guards(NamedTuple):
-    """The checks of one swapped norm, sorted by how a value is reached, so that a call does little work."""
+    """The checks of one swapped norm. They are grouped by where a value is stored, so that each call is fast."""
 
     own: tuple[tuple[str, Any], ...]  # attributes of the module
-    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # name, class and attributes of each
+    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # name, class and attributes of each child
     others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # all other values
     unsupported_ranks: tuple[int, ...]  # of x
     unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # dtypes of parameters, by dtype of x

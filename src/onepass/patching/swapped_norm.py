@@ -27,11 +27,12 @@ _compiling = torch.compiler.is_dynamo_compiling
 Location = str | float | Callable[[nn.Module], Any] | None
 
 
-# Smaller inputs run the original forward, because it is faster there (H200, 2026-11-16; docs/measured.md).
+# Inputs with fewer elements run the original forward, which is faster there (H200, 2026-11-16; docs/measured.md).
 MIN_ELEMENTS_COMPILED = 2**22  # under torch.compile: a call of our op takes 55 µs of host time
 
 
-# Eager training with torch's own layer_norm or rms_norm: with a backward they take 171 µs of host time, ours 440 µs.
+# For modules that call torch's layer_norm or rms_norm, in eager training. Forward and backward take 171 µs of host time
+# in torch, and 440 µs in onepass.
 MIN_ELEMENTS_TRAINING = 2**23
 
 
@@ -50,7 +51,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls `method`, but `original` under torch.compile. So dynamo traces and guards only `original`."""
+    """A method that calls `original` under torch.compile, and `method` otherwise. Dynamo then traces only `original`."""
 
     @wraps(original)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -61,7 +62,7 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
 
 @dataclass(frozen=True)
 class NormRecipe:
-    """How a module of another class computes the same as a class of onepass.nn."""
+    """Which norm of onepass.nn a module of another class computes, and where the module keeps its parameters."""
 
     like: type[nn.Module]  # the class of onepass.nn
     weight: Location = "weight"
@@ -69,7 +70,7 @@ class NormRecipe:
     eps: Location = "eps"
     weight_offset: float = 0.0
     activation: str | None = None  # the activation that the module itself applies
-    # The dtype of y if weight and x have different ones: that of "x", of "weight", or "promoted"; "" for torch's rules.
+    # The dtype of y if x and weight have different dtypes: that of "x" or "weight", or "promoted"; "" for torch's rules.
     result: str = ""
     autocast: bool = True  # whether it follows torch.nn's rules under autocast
     argument: str = "input"  # the name of x in its forward
@@ -97,7 +98,7 @@ class NormRecipe:
 
     @property
     def normalizes_rows(self) -> bool:
-        """Whether it normalizes the last dimensions. Then it can also compute a sum before it."""
+        """Whether it normalizes the last dimensions. Only such norms can be fused with a sum before them."""
         return self.like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm)
 
 
@@ -129,7 +130,7 @@ class _SwappedNorm(nn.Module):
         return self._normalize(total, activation), total
 
     def _call_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
-        """Run the original forward: for inputs that onepass does not support, or not faster."""
+        """Run the original forward: for inputs that onepass does not support or speed up, and if a guard fails."""
         total = x if residual is None else x + residual
         y = self._original_class.forward(self, total)
         y = y if activation is None else ACTIVATIONS[activation](y)
@@ -140,7 +141,7 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
-    """Whether x is so small that host time decides."""
+    """Whether x is so small that the original forward is faster, because host time dominates."""
     if _compiling():
         return x.numel() < MIN_ELEMENTS_COMPILED
     trained = recipe.normalizes_rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
@@ -211,7 +212,7 @@ def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float
     return F.group_norm(x, module.num_groups, weight, bias, eps, activation=activation)
 
 
-# Norms that call our op under torch.compile, too.
+# Norms that onepass also computes under torch.compile.
 OURS_WHEN_COMPILED = {onepass_nn.GroupNorm, onepass_nn.InstanceNorm1d, onepass_nn.InstanceNorm2d, onepass_nn.InstanceNorm3d}
 
 

@@ -1,4 +1,4 @@
-"""How a case is called: with onepass, with torch's operations one after the other, and as a NormSpec."""
+"""How to call a case with onepass and with torch's operations, and its NormSpec."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .tensors import Operands
 class Op(NamedTuple):
     """How one norm is called."""
 
-    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # what follows x, for our function and for torch's
+    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # the arguments after x, of our function and of torch's
     torch: Callable[..., Tensor]
-    spec: Callable[..., NormSpec]  # (case, **fields) -> its NormSpec
+    spec: Callable[..., NormSpec]  # (case, **fields) -> NormSpec
 
 
 OPS = {
@@ -99,7 +99,7 @@ def by_onepass(case: Case, t: Operands) -> Output:
 def by_torch(case: Case, t: Operands) -> Output:
     """The same result from torch's operations, one after the other."""
     total = t.x if t.residual is None else t.x + t.residual
-    # On channels-last memory torch loses digits.
+    # torch loses digits on channels-last memory.
     x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total
     weight, bias = (None if p is None else torch_norms.per_element(p, case.granularity, x.shape[-case.rank :]) for p in (t.weight, t.bias))
     weight = weight if weight is None or not case.offset else weight + case.offset

@@ -11,7 +11,7 @@ AFFINES = ("both", "weight", "bias", "none")
 
 @dataclass(frozen=True)
 class Case:
-    """One call of one norm. It describes the data, and `tensors.make` makes it."""
+    """A description of one call of one norm. `tensors.make` makes its tensors."""
 
     op: str
     shape: tuple[int, ...]
@@ -128,7 +128,7 @@ CASES = [
     Case("layer_norm2d", (2, 96, 7, 7), "channels_last", eps=1e-6),
     Case("layer_norm2d", (2, 24, 9, 5), "sliced", eps=1e-6, affine="weight"),
     Case("layer_norm2d", (2, 24, 9, 5), init="shifted", eps=1e-6),
-    # What torch's functions do not have.
+    # Cases with extras that torch's functions do not have.
     Case("layer_norm", (5, 11, 64), activation="gelu_tanh"),
     Case("layer_norm", (5, 11, 64), modulate=True, activation="silu", wide=True),
     Case("layer_norm", (5, 11, 64), "transposed", modulate=True, affine="none"),

@@ -26,7 +26,7 @@ class Cell:
     forward: float | None = None
     backward: float | None = None
     reasons: tuple[str, ...] = ()
-    fault: str = ""  # what else is wrong
+    fault: str = ""  # what is wrong, apart from the errors
 
     @property
     def ok(self) -> bool:

@@ -1,8 +1,9 @@
 """Two oracles in fp64, and the error budget of every result.
 
 The first oracle is `core.reference`, the definition of the norms. The second is `torch_norms`, torch's operations one after
-the other. An element may be off by half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`. `scale` is the size of
-the terms it is computed from: (16)-(19) in docs/theory.md. If x_hat comes from y, (36)-(38) are added.
+the other. An element may be off by half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`. `eps_acc` is the
+epsilon of the accumulator, and `scale` is the size of the terms that the element is computed from: (16)-(19) in
+docs/theory.md. If the backward computes x_hat from y, (36)-(38) are added.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DSUM = -2  # the gradient that arrives at x + residual is this times dy, which i
 
 
 class Outcome(NamedTuple):
-    """What a call computes, or None for what the caller did not ask for."""
+    """The results of a call. A result that was not asked for is None."""
 
     y: Tensor
     sum: Tensor | None = None
@@ -99,7 +100,7 @@ def by_reference(case: Case, t: Operands) -> Output:
     extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
     result = reference.forward(calls.spec_of(case), t.x, t.weight, t.bias, *given, extras)
     if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
-        if t.mean_weight is not None:  # of the batch, not of the mixture
+        if t.mean_weight is not None:  # the running statistics are those of the batch, not of the mixture
             var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
         else:
             count = t.x.numel() // result.rstd.numel()
@@ -234,7 +235,7 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
 def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: OptionalOperands, wdy: Tensor, size: Tensor):
     """The errors of dx and of the logits of a SwitchableNorm.
 
-    Its sets share statistics, so take the largest of what they share.
+    Its sets share statistics, so these bounds use the largest shared values.
     """
     means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
     assert means is not None and variances is not None
@@ -291,7 +292,7 @@ def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> floa
         return 0.0
     value = value.cpu()
     rounded = value.to(actual.dtype).double()
-    value = torch.where(rounded.isinf(), rounded, value)  # out of the dtype's range, infinity is right
+    value = torch.where(rounded.isinf(), rounded, value)  # infinity is right if the value is out of the dtype's range
     actual = actual.to("cpu", torch.float64)
     same = (actual == value) | (actual.isnan() & value.isnan())
     return torch.where(same, 0.0, (actual - value).abs() / allowed.cpu()).nan_to_num(nan=torch.inf).max().item()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """As torch's, with a weight of ones where only the bias is given.
+    """torch's group_norm. If only the bias is given, it gets a weight of ones.
 
     torch 2.13 cannot compute the gradient of a bias without a weight: "tensor does not have a device".
     """
@@ -60,7 +60,7 @@ def switchable_norm(
 
 
 def per_element(param: Tensor, granularity: str, normalized_shape: Sequence[int]) -> Tensor:
-    """Expand a parameter per channel, or a single one, to one per element."""
+    """Expand one parameter per channel, or a single parameter, to one per element."""
     if granularity == "element":
         return param
     return param.reshape(-1, *(1 for _ in normalized_shape[1:])).expand(*normalized_shape)

@@ -97,7 +97,7 @@ class Fake:
             self.path.chmod(0o755)
 
     def end(self) -> None:
-        """End processes that still sleep after their parents were killed."""
+        """Kill `sleep` processes that outlived the compiler."""
         pids = self.here / "pids"
         for pid in pids.read_text().split() if pids.exists() else []:
             if name_and_state(int(pid))[0] == "sleep":
@@ -116,7 +116,7 @@ class Fake:
         return subprocess.Popen([sys.executable, "-c", LIGHT + code], stdout=subprocess.PIPE, stderr=stderr, text=True)
 
     def wait(self, lines: int = 1, log: str = "runs") -> None:
-        """Wait until the compiler has run so often, or until another file has so many lines."""
+        """Wait until a log has so many lines. "runs" has a line for each run of the compiler."""
         until, path = time.monotonic() + 60, self.here / log
         while not path.exists() or len(path.read_text().splitlines()) < lines:
             assert time.monotonic() < until

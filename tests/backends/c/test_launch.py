@@ -154,7 +154,7 @@ def threads():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", random_problems.DTYPES)
 def test_threads_do_not_change_bits(threads, layout, dtype):
-    """For each norm, forward and backward, at a size that threads share."""
+    """For each norm, forward and backward, at a size that is divided among threads."""
     x = torch.randn(6, 48, 40, 40).to(dtype).to(memory_format=layout).requires_grad_()
     w, b = (torch.randn(48).to(dtype).requires_grad_() for _ in range(2))
     dy = torch.randn_like(x)
@@ -183,8 +183,9 @@ def test_as_many_threads_as_torch(threads):
 
 
 def _in_a_fork(queue, x) -> None:
-    torch.use_deterministic_algorithms(False)  # otherwise torch fills new memory, and
-    torch.set_num_threads(4)  # with several threads, which a DataLoader does not use, torch's own kernels wait forever
+    # In deterministic mode torch fills new memory, and with several threads that waits forever in a fork.
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(4)  # a DataLoader sets one thread
     y = F.layer_norm(x, (256,))
     queue.put((tuple(y.shape), library.load().threads(), "forked" in library.state()))
 
@@ -193,7 +194,7 @@ def _in_a_fork(queue, x) -> None:
 def test_fork_does_not_wait_for_threads(threads):
     threads(3)
     x = torch.randn(512, 256)
-    F.layer_norm(x, (256,))  # now the runtime has threads, which a fork does not copy
+    F.layer_norm(x, (256,))  # starts the threads of the runtime, which a fork does not copy
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=_in_a_fork, args=(queue, x))

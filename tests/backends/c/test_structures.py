@@ -78,7 +78,7 @@ def _printed(program: Path, packed: bytes) -> list[list[str]]:
 
 
 def _call() -> problem.Call:
-    """A problem in which as many fields as possible have a value of their own."""
+    """A problem in which as many fields as possible have different values."""
     x = torch.randn(4, 12, 5, 7).to(torch.bfloat16).to(memory_format=torch.channels_last)
     weight, bias, scale = torch.randn(12), torch.randn(12).half(), torch.randn(4, 12)
     spec = norms.group_norm(3, 0.25, modulated=True, activation="gelu_tanh")

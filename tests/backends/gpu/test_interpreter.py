@@ -83,7 +83,7 @@ SMALL = {
 
 
 def _evaluate(case, operands, dy, family):
-    """The outcome of a call, with its gradients if there is a dy. This family must run all of it."""
+    """The outcome of a call, with gradients if there is a dy. Fails if another family runs any part of it."""
     with recorded_runs() as runs, onepass.force(family):
         outcome = oracle.evaluate(case, operands, dy)
     require_ran(runs, family, "forward", *(() if dy is None else ("backward",)))

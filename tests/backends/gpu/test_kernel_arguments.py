@@ -1,4 +1,4 @@
-"""The arguments of GPU kernels: what of them is compiled in, what a launch passes, and that kernels use all of them."""
+"""The arguments of GPU kernels: which are compiled in, which a launch passes, and that kernels use all of them."""
 
 import inspect
 import re
@@ -102,7 +102,7 @@ def _kernels():
 
 
 def test_kernels_use_every_argument():
-    """By its text: the kernel's file, and the device code that it may call, name every field."""
+    """Searches the source: the kernel's file, or the device code that it may call, names every field."""
     shared = "".join(path.read_text() for path in [*(GPU / "device").glob("*.py"), *GPU.glob("*/exchange.py")])
     kernels = _kernels()
     assert len(kernels) == 9

@@ -92,7 +92,7 @@ SHARING = ("team", "ring", "whole_set")  # their programs exchange moments, and 
 
 @contextmanager
 def pinned(family):
-    """A Hopper GPU runs all families. Another GPU may have a reason not to."""
+    """Force a family. On other GPUs than Hopper, skip the test if the family cannot run."""
     try:
         with onepass.force(family):
             yield
@@ -227,9 +227,9 @@ def shared(request):
 
 
 class Lane:
-    """A stream that runs a family on images, and counts elements that differ from a run alone.
+    """A stream that runs a family on images, and counts elements that differ from those of a run alone.
 
-    Nothing waits until `wrong` is read.
+    The host does not wait until `wrong` is read.
     """
 
     def __init__(self, family, images):
@@ -242,7 +242,7 @@ class Lane:
             self._wrong.add_((_norm(self.family, x) != expected).sum())
 
     def run(self, times, first=0):
-        """Run so many calls, with the shapes in turn."""
+        """Run `times` calls, with the shapes in turn."""
         with torch.cuda.stream(self.stream):
             self._run(islice(cycle(self.images), first, first + times))
 
@@ -293,7 +293,7 @@ def test_teams_in_a_graph_back_to_back(shared):
     lane = Lane(*shared).capture()
     for _ in range(300):
         lane.replay()
-    lane.run(20)  # then without the graph, on the same stream
+    lane.run(20)  # without the graph, on the same stream
     assert lane.wrong == 0
 
 

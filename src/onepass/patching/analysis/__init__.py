@@ -1,4 +1,4 @@
-"""Which conditions does a forward branch on? Found by following its source. Nothing is run.
+"""Find the conditions that a forward branches on, by following its source. Nothing is run.
 
 Each value in the source is known (a constant, an attribute of the module, a function), fixed (unknown, but the same in
 every call), or varies with the call. Conditions are treated accordingly:
@@ -6,8 +6,8 @@ every call), or varies with the call. Conditions are treated accordingly:
 - A condition on known or fixed values has the same outcome in every call, as long as the plain values behind it do not
   change. Such values are guarded: each call of the patched module checks them.
 - A condition on a value that varies is recorded. The trials must see both outcomes.
-- Some things can be neither followed nor varied: a device, the environment, the clock, code that is not Python. Then
-  the module is left alone.
+- If a condition can be neither followed nor varied, the module is left alone. Examples are a device, the environment, the
+  clock, and code that is not Python.
 
 The files, from the top down:
 

@@ -1,4 +1,4 @@
-"""Record the outcomes of conditions while a trial runs. Instrumented functions compute the same as before."""
+"""Record the outcomes of conditions while a trial runs. An instrumented function computes the same as the original."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BranchRecorder:
     def one_sided_condition(self) -> str:
         """The text of a condition that had only one outcome, or "".
 
-        A condition that was never reached does not count: it is behind another condition, which then is one-sided.
+        A condition that was never reached does not count. It is behind another condition, and that one is reported.
         """
         for index, (_, condition) in enumerate(self.conditions):
             if len(self.outcomes[index]) == 1 and not {True, False} - self.outcomes[index] <= condition.optional_outcomes:

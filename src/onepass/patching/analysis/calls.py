@@ -52,7 +52,7 @@ class Calls(Names):
         raise self.error(node, f"it calls {ast.unparse(node.func)}, which is unknown")
 
     def _method_of_unknown(self, function: ast.Attribute, base: Any, values: list[Any]) -> Any:
-        """A method of an unknown value: of a tensor, a size, a dtype."""
+        """Call a method of an unknown value, such as a tensor, a size or a dtype."""
         if isinstance(base, Unknown) and base.shape is not None and function.attr in SHAPE_METHODS:
             return self.computed(function, [Known(base.shape), *values], SHAPE_METHODS[function.attr])
         self.value(function)  # raises an error for methods such as get_device

@@ -57,7 +57,7 @@ class Expressions(Calls):
             return Known(isinstance(node.ops[0], ast.IsNot))
         value = self.computed(node, parts, _COMPARISONS[type(node.ops[0])] if len(parts) == 2 else None)
         if varies(value):
-            self.add_condition(node, ast.unparse(node))  # even outside a condition, since True can be used as 1
+            self.add_condition(node, ast.unparse(node))  # even outside an `if`, because the result can be used as a number
         return value
 
     def _eval_BinOp(self, node: ast.BinOp) -> Any:

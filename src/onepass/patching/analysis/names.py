@@ -68,7 +68,7 @@ class Names(Interpreter):
         raise self.error(node, f"it reads {text}, which cannot be followed")
 
     def _path_in_class(self, cls: type, name: str) -> str:
-        """The path of a class attribute that starts at a module of that class; "" if there is none."""
+        """A path to a class attribute through a variable that holds a module of the class; "" if there is none."""
         for variable in self.variables.values():
             if isinstance(variable, Known) and isinstance(variable.value, cls) and isinstance(variable.value, nn.Module):
                 return f"{variable.path}.__class__.{name}"

@@ -134,7 +134,7 @@ class Statements(Expressions):
         return self._branches(varies(test), node.body, node.orelse)
 
     def _branches(self, test_varies: bool, *branches: list[ast.stmt]) -> bool:
-        """Follow branches of which one is taken. Afterwards a variable may have its value from any of them."""
+        """Follow all branches; one of them is taken. Afterwards a variable may have its value from any of them."""
         outer, before, after = self.branch_varies, dict(self.variables), []
         self.branch_varies = outer or test_varies
         for branch in branches:

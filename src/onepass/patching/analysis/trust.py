@@ -24,10 +24,11 @@ PURE_BUILTINS = {
 }  # fmt: skip
 
 
-NEVER_CALL_ARGUMENTS = {type, isinstance, issubclass, callable, bool, len, repr, str}  # builtins that only inspect them
+# Builtins that inspect their arguments, but never call them.
+NEVER_CALL_ARGUMENTS = {type, isinstance, issubclass, callable, bool, len, repr, str}
 
 
-VARIED_BY_TRIALS = {  # functions of torch
+VARIED_BY_TRIALS = {  # functions of torch whose result differs between trials
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
     "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
 }  # fmt: skip
@@ -36,7 +37,7 @@ VARIED_BY_TRIALS = {  # functions of torch
 COMPILING_QUERIES = {"is_scripting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_exporting"}
 
 
-# Functions of torch that depend on settings or on random numbers start like this.
+# Names of torch functions that depend on settings or on random numbers start with one of these.
 QUERY_PREFIXES = ("is_", "get_", "are_", "has_", "initial_seed", "seed", "rand", "bernoulli", "multinomial", "normal", "poisson")
 
 
@@ -48,7 +49,7 @@ DEVICE_ATTRIBUTES = {
 }  # fmt: skip
 
 
-RETURN_NO_TENSOR = {  # methods of tensors, and functions of torch
+RETURN_NO_TENSOR = {  # methods of tensors and functions of torch that return something else
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "item", "tolist", "type", "result_type",
     "is_tensor", "is_floating_point", "is_complex", "is_nonzero", "is_same_size", "is_conj", "is_neg", "is_signed",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the analysis knows of a value, and what it writes down."""
+"""What the analysis knows of a value, and the result of an analysis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onepass.patching.guards import is_plain, snapshot
 
 
 class NotAnalyzable(Exception):
-    """Why neither analysis nor trials can tell what a forward does. The report prints its text."""
+    """Raised if neither analysis nor trials can tell what a forward does. The report prints the message."""
 
 
 class Known(NamedTuple):
@@ -27,7 +27,7 @@ class Unknown(NamedTuple):
 
     varies: bool
     tensor: bool = False
-    shape: torch.Size | None = None  # of a tensor of the module, because trials do not vary it
+    shape: torch.Size | None = None  # of a parameter or buffer, which trials do not vary; None for other tensors
 
 
 FIXED, VARIES, TENSOR = Unknown(False), Unknown(True), Unknown(True, True)
@@ -57,20 +57,23 @@ class Condition(NamedTuple):
     """A condition on a value that varies."""
 
     text: str
-    optional_outcomes: frozenset[bool]  # outcomes that trials need not see, because they only raise an error
+    optional_outcomes: frozenset[bool]  # outcomes that trials need not see, such as a branch that only raises an error
     is_loop: bool = False  # the iterable of a `for` loop: its outcome is whether it has any elements
 
 
 @dataclass
 class Analysis:
-    """The result: facts about a forward and all functions that it calls, except those of trusted packages."""
+    """The result: facts about a forward and all functions that it calls, except those of trusted packages.
+
+    The number of a node is its position in `ast.walk`.
+    """
 
     guarded: dict[str, Any] = field(default_factory=dict)  # snapshots of values that it reads, by path
     attributes_in_conditions: set[str] = field(default_factory=set)
     checks_compiling: bool = False  # whether it asks if it is being compiled
     functions: set[Any] = field(default_factory=set)  # all functions that were followed
-    conditions: dict[tuple[Any, int], Condition] = field(default_factory=dict)  # by function, and number of the node
-    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of followed functions, in the same way
+    conditions: dict[tuple[Any, int], Condition] = field(default_factory=dict)  # by function and node number
+    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of followed functions: calling function, node number
 
     def guard(self, path: str, value: Any, text: str) -> None:
         if not path:

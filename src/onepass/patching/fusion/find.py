@@ -1,7 +1,7 @@
 """Find the norms of a model that can be fused with a neighbour, in nn.Sequential and in the methods of other modules.
 
 `rewriting` finds names in the source. This file checks that they belong to a norm of ours and to an activation that it
-can apply. It also checks that nobody can notice that the activation is no longer called: no hooks, no sharing.
+can apply. A fused activation is no longer called, so it also checks that neither of the two has hooks or is shared.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelNorms(NamedTuple):
     registered: dict[int, int]  # how many parents each module has, by id
 
     def obstacle(self, norm: nn.Module, act: Any) -> str:
-        """Why a norm cannot be fused with an activation, or with a sum (`act` is None); "" if it can."""
+        """Why a norm cannot be fused with the activation `act`, or with a sum if `act` is None; "" if it can."""
         recipe = self.recipes[id(norm)]
         if act is not None and not (recipe.activation is None if recipe else is_onepass_without_activation(norm)):
             return "the norm already has an activation, or saves its output"

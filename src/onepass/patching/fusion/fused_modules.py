@@ -23,9 +23,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 @dataclass(frozen=True)
 class SequentialRecipe:
-    """nn.Sequential with fused activations: (position of the norm, position of the activation, its name, its class)."""
+    """nn.Sequential with fused activations."""
 
-    fused: tuple[tuple[int, int, str, type], ...]
+    fused: tuple[tuple[int, int, str, type], ...]  # positions of norm and activation, name and class of the activation
 
     def bases(self) -> tuple[type, ...]:
         return (_FusedSequential,)
@@ -81,7 +81,7 @@ class BlockRecipe:
         return (_FusedBlock,)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        """Under torch.compile the original methods run, unless they keep layouts. There a graph pass fuses."""
+        """Under torch.compile the original methods run, and a graph pass fuses. Methods that keep layouts stay rewritten."""
         methods = {}
         for name, fused, keep_layout in self.methods:
             before = getattr(original, name)

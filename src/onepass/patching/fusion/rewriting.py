@@ -9,8 +9,10 @@ Three patterns are rewritten, anywhere in the method:
 The first two may also be separate statements, such as `h = self.norm(h); h = self.act(h)`, and
 `x = x + h; r = x; h = self.norm(x)`.
 
-An activation after an `if` first moves into its branches, because the norms are there. This file only looks at names in
-the source. `find` decides whether the modules behind the names can be fused. `fused_modules` defines the new methods.
+If a norm ends a branch of an `if` and an activation follows the `if`, the activation first moves into the branches.
+
+This file only looks at names in the source. `find` decides whether the modules behind the names can be fused.
+`fused_modules` defines the new methods.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ def has_layout_calls(function: Callable[..., Any]) -> bool:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites the places in `fused`. If `fused` is None, it only collects places; nobody uses the tree."""
+    """Rewrites the places in `fused`. If `fused` is None, it only collects places, and the tree is not used."""
 
     def __init__(self, source: MethodSource, fused: dict[Place, str] | None, keep_layout: bool) -> None:
         self.tree, self.fused, self.keep_layout = deepcopy(source.tree), fused, keep_layout

@@ -1,4 +1,4 @@
-"""Which activation of onepass does a module or a function compute? Found by comparing the two, not by name."""
+"""Find the activation of onepass that a module or a function computes, by comparing the two, not by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which norm a module computes: known by class for torch.nn and registered classes, found by trials for all others.
+"""Find the norm that a module computes: by class for torch.nn and registered classes, by trials for all others.
 
 An unknown module is a candidate if it has one or two 1-D parameters of the same size and its forward takes one tensor.
 `trials` compares it with each norm that it could be (`candidates`), on random input. The first norm that agrees becomes
@@ -139,7 +139,7 @@ def _find_recipe(module: nn.Module, registered: NormRecipe | None, analysis: Ana
 
 
 def _confirm_registered(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
-    """Compare a registered module in all cases. Its source is not analyzed: there the user's word counts."""
+    """Compare a registered module in all cases. Its source is not analyzed, because the user vouches for it."""
     verdict = compare_in_all_cases(module, recipe, None)
     return verdict.why or replace(
         recipe, child_classes=_child_classes(module), unsupported_ranks=verdict.ranks, unsupported_dtypes=verdict.dtypes
@@ -180,7 +180,7 @@ def _confirm(module: nn.Module, recipe: NormRecipe, analysis: Analysis) -> NormR
 
 
 def _attributes_read_by_ours(module: nn.Module) -> tuple[str, ...]:
-    """Attributes that our forward reads in each call, as torch's does. They may change, so they need no guard."""
+    """Attributes that our forward reads in each call, as torch's does. It sees their changes, so they need no guard."""
     return ("eps", "momentum", "num_groups", "normalized_shape", "weight", "bias") if isinstance(module, tuple(TORCH_NORMS)) else ()
 
 

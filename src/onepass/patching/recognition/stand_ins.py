@@ -1,7 +1,6 @@
 """Stand-ins: copies of a module with random tensors on the CPU, on which trials run.
 
-The module itself is never touched. So its values, its device and its storage do not matter: it may be on the meta
-device, or sharded.
+Trials never read or change the tensors of the module itself. So it may be on the meta device, or sharded.
 """
 
 from __future__ import annotations

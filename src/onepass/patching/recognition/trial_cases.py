@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Set gradient mode and autocast. CUDA's autocast too, since a forward may ask for it on a CPU."""
+        """Set gradient mode and autocast. Also sets CUDA's autocast, because a forward on the CPU may ask for it."""
         mode = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[self.mode]
         before = torch.is_autocast_enabled("cuda")
         with mode(), torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):

@@ -1,7 +1,8 @@
 """Trials: compare a module with the norm that may replace it, on stand-ins with random tensors.
 
 `largest_difference` is quick, in float32, and finds a recipe. `compare_in_all_cases` then varies dtypes, ranks, sizes,
-layouts, training, gradients and autocast. There every condition of the forward must be true once and false once.
+layouts, training, gradients and autocast. Over all these cases, every condition of the forward must be true at least once
+and false at least once.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _run(forward: Callable[..., Any], module: nn.Module, x: Tensor, needs_grad: 
 
 
 class Verdict(NamedTuple):
-    """Why a recipe is wrong for a module, or ""; and the ranks and dtypes in which the original forward has to run."""
+    """Why a recipe is wrong for a module, or ""; and the ranks and dtypes for which the original forward has to run."""
 
     why: str = ""
     ranks: tuple[int, ...] = ()
@@ -146,7 +147,8 @@ def _try_case(module: nn.Module, cls: type[nn.Module], forward: Callable[..., An
 def _agree(theirs: list[Any] | Exception, ours: list[Any] | Exception, case: Case, activation: str | None) -> bool:
     """Whether two results differ only by rounding.
 
-    In half precision some gradients are not compared: they may overflow if x is small, and jump at a ReLU.
+    In half precision, gradients are not compared if x is small, because they may overflow, or if the module has an
+    activation, because the gradient of ReLU jumps.
     """
     if isinstance(theirs, Exception) or isinstance(ours, Exception):
         return False
@@ -161,7 +163,7 @@ def _agree(theirs: list[Any] | Exception, ours: list[Any] | Exception, case: Cas
 
 
 def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
-    """Add a class's dtype rules to a recipe: the dtype of the result if x and weight differ, and autocast."""
+    """Add a class's dtype rules to a recipe: the dtype of y if x and weight have different dtypes, and autocast."""
     cls, bf16, results = type(module), torch.bfloat16, {}
     x, watch = quick_inputs(module, recipe.like)[0], _NormCalls()
     with isolated(), torch.no_grad():
@@ -185,7 +187,7 @@ def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
 
 
 class _NormCalls(TorchFunctionMode):
-    """Records the dtypes with which torch's norms are called. If it is the input's dtype, autocast affects the call."""
+    """Records the dtypes with which torch's norms are called. Autocast affects only calls in half precision."""
 
     def __init__(self) -> None:
         super().__init__()
