@@ -85,8 +85,8 @@ class Variant:
         shared = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
         self.plain = copy.deepcopy(self.model, shared)  # the unpatched modules, with the same parameters
         self.counts = patch(self.model, channels_last=entry.channels_last).counts if patched else None
-        self.made = lambda model: entry.inputs(model, small)
-        self.inputs = self.made(self.model)
+        self.make_inputs = lambda model: entry.inputs(model, small)
+        self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
 
     def ready(self, mode: str) -> Record:
@@ -127,7 +127,7 @@ class Variant:
     def _errors(self, step: Step) -> Errors:
         exact = copy.deepcopy(self.plain).float()
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            expected = Step(self.entry, exact, self.made(exact), self.entry.forward).results()
+            expected = Step(self.entry, exact, self.make_inputs(exact), self.entry.forward).results()
         del exact
         found = step.results()
         if found.keys() != expected.keys():

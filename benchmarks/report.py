@@ -15,8 +15,10 @@ from . import report_models, report_suite
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
     parser.add_argument("--models", action="store_true", help="the table of whole models instead")
-    parser.add_argument("--results", type=Path, help="(results/bench-h200.jsonl; results/models-h200.jsonl)")
-    parser.add_argument("--docs", type=Path, help="(docs/measured.md; README.md)")
+    parser.add_argument(
+        "--results", type=Path, help="read these results (default: results/bench-h200.jsonl, or with --models results/models-h200.jsonl)"
+    )
+    parser.add_argument("--docs", type=Path, help="write the table into this file (default: docs/measured.md, or with --models README.md)")
     parser.add_argument("--check", action="store_true", help="only check that the table agrees with the results")
     args = parser.parse_args(argv)
     try:

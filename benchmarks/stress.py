@@ -129,7 +129,7 @@ def _statistics(case: Case, operands: Operands, returned: Returned) -> float:
     plain = 8 * torch.finfo(returned.rstd.dtype).eps
     kappa = 1 + exact.mean.abs() * exact.rstd
     allowed = (plain * size.mean, returned.mean, exact.mean), (plain * kappa * exact.rstd, returned.rstd, exact.rstd)
-    return max(accuracy._ratio(actual, value, off + oracle.half_ulp(value, actual.dtype)) for off, actual, value in allowed)
+    return max(oracle.error_ratio(actual, value, off + oracle.half_ulp(value, actual.dtype)) for off, actual, value in allowed)
 
 
 @dataclass

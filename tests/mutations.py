@@ -28,7 +28,7 @@ VIEW = "tests/core/test_view.py -k the_table or every_norm"
 CASES = "tests/functional/test_numerics.py -k every_case and float32"
 MODULATED = "tests/functional/test_numerics.py -k every_case and modulated and float32"
 MIXED = "tests/functional/test_numerics.py -k every_case and switchable and float32"
-NATIVE = "tests/backends/c/test_launch.py -k random_problems or every_half or far_beyond or threads_do_not"
+C_KERNELS = "tests/backends/c/test_launch.py -k random_problems or every_half or far_beyond or threads_do_not"
 SAVED = "tests/functional/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/functional/test_numerics.py -k blocks"
 LIMITS = "tests/functional/test_extreme_values.py -k "
@@ -107,12 +107,12 @@ MUTATIONS = [
     Mutation("a member takes rows of the next", "backends/gpu/team/kernel.py", "inside = r < end\n            if mode.even", "inside = r < view.reps + 1\n            if mode.even", KERNELS + "channels_last"),
     Mutation("vectors that are not there have a distance", "backends/gpu/whole_set/kernel.py", "away = tl.where(inside, away - own, 0.0)", "away = away - own", KERNELS + "channels_last"),
     Mutation("a row's vectors in the next row", "backends/gpu/whole_set/kernel.py", "r = start + vector // (mode.run // mode.vector)", "r = start + vector // mode.run", KERNELS + "channels_last"),
-    Mutation("C: moments that meet without the distance of their means", "backends/c/src/moments.h", "p.m2 + q.m2 + delta * delta * p.count * share", "p.m2 + q.m2", NATIVE),
-    Mutation("C: a known mean is not corrected", "backends/c/src/loops.h", "means[k] = mean + left, m2[k] = deviations.second - deviations.first * left;", "means[k] = mean, m2[k] = deviations.second;", NATIVE),
-    Mutation("C: halves are cut, not rounded", "backends/c/src/numbers.h", "rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan", "rounded = bits >> 16, nan", NATIVE),
-    Mutation("C: the partial sums of one part alone", "backends/c/src/parameter_gradients.h", "for (int64_t part = 0; part < reduction->parts; part++) {", "for (int64_t part = 0; part < 1; part++) {", NATIVE),
-    Mutation("C: folded rows counted once", "backends/c/src/tiles.h", "columns = (double)(problem->fold * problem->run);", "columns = (double)problem->run;", NATIVE),
-    Mutation("C: rows of another sample's parameters", "backends/c/src/problem.h", "slot->param == param && slot->modulation == modulation) return slot;", "slot->param == param) return slot;", NATIVE),
+    Mutation("C: moments that meet without the distance of their means", "backends/c/src/moments.h", "p.m2 + q.m2 + delta * delta * p.count * share", "p.m2 + q.m2", C_KERNELS),
+    Mutation("C: a known mean is not corrected", "backends/c/src/loops.h", "means[k] = mean + left, m2[k] = deviations.second - deviations.first * left;", "means[k] = mean, m2[k] = deviations.second;", C_KERNELS),
+    Mutation("C: halves are cut, not rounded", "backends/c/src/numbers.h", "rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan", "rounded = bits >> 16, nan", C_KERNELS),
+    Mutation("C: the partial sums of one part alone", "backends/c/src/parameter_gradients.h", "for (int64_t part = 0; part < reduction->parts; part++) {", "for (int64_t part = 0; part < 1; part++) {", C_KERNELS),
+    Mutation("C: folded rows counted once", "backends/c/src/tiles.h", "columns = (double)(problem->fold * problem->run);", "columns = (double)problem->run;", C_KERNELS),
+    Mutation("C: rows of another sample's parameters", "backends/c/src/problem.h", "slot->param == param && slot->modulation == modulation) return slot;", "slot->param == param) return slot;", C_KERNELS),
     Mutation("C: x_hat of later blocks cleared", "backends/c/src/packs_backward.h", "int64_t length = min(block, problem->run - i);",
              "int64_t length = min(block, problem->run - i); if (i && problem->given_statistics && problem->from_y) fill(buffers->other, 0.0f, n);", LIMITS + "from_y"),
     Mutation("C: sums that overflow are kept", "backends/c/src/loop_table.h", "return m2 < (double)INFINITY &&", "return 1 ||", LIMITS + "native and (large or infinity)"),

@@ -107,7 +107,7 @@ def test_explain_reads_like_a_colleague(by_torch):
         "forward   blockwise: reduce, combine and apply",
         f"at least {2 * 4 * 32 * 64 * 4 + 2 * 32 * 4 + 2 * 4 * 32 * 4} bytes (x read, y written, each parameter read, once)",
         "not aten: torch's channels-last kernel",
-        "not reference: it could, but blockwise comes first",
+        "not reference: supported, but blockwise is chosen first",
     ):
         assert part in text, text
     added = str(
@@ -121,7 +121,7 @@ def test_explain_reads_like_a_colleague(by_torch):
     ):
         assert part in added, added
     with onepass.force("reference"):
-        assert "it could, but reference is pinned" in str(onepass.explain(onepass.functional.layer_norm, torch.ones(2, 4), (4,)))
+        assert "supported, but reference is forced" in str(onepass.explain(onepass.functional.layer_norm, torch.ones(2, 4), (4,)))
 
 
 def test_explain_does_not_run():

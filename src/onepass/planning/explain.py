@@ -63,7 +63,7 @@ class Explanation:
         for family in FAMILIES:
             if family.name != chosen.family:
                 reasons = family.unsupported(self.problem.for_direction(chosen.direction), self.device, chosen.direction)
-                yield family.name, "; ".join(reasons) or f"it could, but {chosen.family} {'is pinned' if self.pinned else 'comes first'}"
+                yield family.name, "; ".join(reasons) or f"supported, but {chosen.family} is {'forced' if self.pinned else 'chosen first'}"
 
 
 def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -281,10 +281,10 @@ class Worst(NamedTuple):
 
 def worst(actual: Outcome, value: Outcome, allowed: Outcome) -> Worst:
     """Errors as fractions of the allowed errors. NaN and infinity must be where the oracle has them."""
-    return Worst(tuple(None if a is None else _ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
+    return Worst(tuple(None if a is None else error_ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
 
 
-def _ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> float:
+def error_ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) -> float:
     assert value is not None and allowed is not None
     if actual.shape != value.shape:
         return float("inf")

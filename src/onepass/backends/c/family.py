@@ -19,7 +19,7 @@ DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
 class C(Family):
     name = "c"
-    summary = "C kernels, set by set or row by row, while they are in the cache"
+    summary = "C kernels that work set by set or row by row"
     adds_residual = True
     checks_memory = True
     disabled_by = "no_c"

@@ -63,7 +63,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def __init__(self, source: MethodSource, fused: dict[Place, str] | None, keep_layout: bool) -> None:
         self.tree, self.fused, self.keep_layout = deepcopy(source.tree), fused, keep_layout
-        self.self = self.tree.args.args[0].arg  # the name of the first parameter, usually "self"
+        self.self_name = self.tree.args.args[0].arg  # the name of the first parameter, usually "self"
         nodes = list(ast.walk(self.tree))
         names = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)]
         names += [_dotted_name(node.target) for node in nodes if isinstance(node, ast.AugAssign)]
@@ -83,7 +83,7 @@ class _Rewriter(ast.NodeTransformer):
     def _name_called(self, function: ast.expr) -> str:
         """The name of a called function. It starts with "self." even if the first parameter has another name."""
         first, dot, rest = _dotted_name(function).partition(".")
-        return f"self.{rest}" if dot and first == self.self else f"{first}{dot}{rest}"
+        return f"self.{rest}" if dot and first == self.self_name else f"{first}{dot}{rest}"
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Rewrite a list of statements."""
@@ -164,7 +164,7 @@ class _Rewriter(ast.NodeTransformer):
         one_argument = (
             isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and not isinstance(node.args[0], ast.Starred)
         )
-        return one_argument and _dotted_name(node.func).startswith(f"{self.self}.")
+        return one_argument and _dotted_name(node.func).startswith(f"{self.self_name}.")
 
     def _activation_of(self, statement: ast.stmt, value: str | None) -> str | None:
         """The activation in `w = act(v)`, if nothing else uses v."""
@@ -191,7 +191,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _act_norm_call(self, norm: ast.Call, act: Any, activation: str) -> ast.Call:
-        function = act.func if _dotted_name(act.func).startswith(f"{self.self}.") else ast.Constant(None)
+        function = act.func if _dotted_name(act.func).startswith(f"{self.self_name}.") else ast.Constant(None)
         return self._call("_onepass_act_norm", norm, norm.func, function, ast.Constant(activation), self.visit(norm.args[0]))
 
     def _add_norm_call(self, norm: ast.Call, total: Any) -> ast.Call:
@@ -199,7 +199,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _call(self, method: str, location: ast.AST, *args: ast.expr) -> ast.Call:
         """A call of a method in `fused_modules`, with the line number of `location`."""
-        return ast.copy_location(ast.Call(ast.Attribute(ast.Name(self.self, ast.Load()), method, ast.Load()), [*args], []), location)
+        return ast.copy_location(ast.Call(ast.Attribute(ast.Name(self.self_name, ast.Load()), method, ast.Load()), [*args], []), location)
 
 
 def _dotted_name(node: ast.AST) -> str:
