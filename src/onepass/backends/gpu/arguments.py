@@ -1,4 +1,4 @@
-"""Arguments that several kernels take, from a problem and its walk."""
+"""Builds the arguments that several kernels take, from a problem and its walk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST_INT32 = 2**31
 def forward_pointers(
     problem: NormProblem, options: ForwardOptions, reduce: bool = True, apply: bool = True
 ) -> tuple[Tensors, Affine, Statistics]:
-    """The dtypes of the operands of a launch that reduces, applies, or both. None where it has none."""
+    """The dtypes of the operands of a launch that reduces, applies, or both. None for an operand that it does not have."""
     dtype, fp32, centered = problem.dtype, torch.float32, problem.spec.centered
     x, residual = problem.addends if problem.addends and options.residual and reduce else (dtype, None)
     tensors = Tensors(x, residual, dtype if residual else None, dtype if apply else None)
@@ -34,7 +34,7 @@ def forward_pointers(
 
 
 def norm_of(problem: NormProblem, axes: tuple[int, int]) -> Norm:
-    """`axes` are those on which the parameters and the modulation depend."""
+    """`axes` are the axis masks of weight and bias, and of scale and shift."""
     spec = problem.spec
     return Norm(*axes, float(spec.weight_offset), spec.centered, spec.activation)
 
@@ -59,7 +59,7 @@ def _map(p: ProblemMap, w: Walk) -> tuple[int, ...]:
 
 
 def needs_wide_programs(w: Walk, programs: int, block_i: int) -> bool:
-    """Whether the number of a program, or an index computed from it, may pass 2³¹."""
+    """Whether the number of a program, or an index computed from it, may exceed 2³¹."""
     return max(programs * block_i, w.total, w.reps, w.run, w.columns) >= 2**30
 
 

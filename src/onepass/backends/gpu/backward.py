@@ -47,12 +47,12 @@ def backward(problem: NormProblem, launches: Launches) -> Backward:
 
 
 def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool = False) -> list[tuple[Step, Kernel]]:
-    """The launches that these gradients need, each with its kernel. They are chained if the plan's are."""
+    """The launches that these gradients need, each with its kernel. They overlap by PDL if the plan's launches do."""
     needs = _possible(problem, needs)
     wanted = {"param": needs.weight or needs.bias, "modulation": needs.scale or needs.shift, "sets": needs_set_sums(problem, needs)}
     sums = [step for step in launches if isinstance(step, SumsLaunch)]
     passes = [step for step in launches if isinstance(step, BackwardLaunch)]
-    writer = next((step for step in passes if step.segments), passes[0])  # stores the cells of parameters
+    writer = next((step for step in passes if step.segments), passes[0])  # stores the partial gradients (cells) of parameters
     assert all(any(step.of == of for step in sums) for of, _ in maps(problem, writer.walk)), "no launch adds up the cells of a parameter"
     single = frozenset(name for step in sums if not step.needed for name in NAMES[step.of])
     kept: list[tuple[Step, BackwardOptions]] = []
@@ -70,7 +70,7 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
 
 
 def _possible(problem: NormProblem, needs: Needs) -> Needs:
-    """The gradients of the operands that the problem has."""
+    """`needs`, without the operands that the problem does not have."""
     there = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, problem.spec.mix, problem.spec.mix)
     return Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
 
@@ -79,13 +79,13 @@ class _Step(NamedTuple):
     kernel: Kernel
     operands: list[str]  # for each pointer of the kernel: the name of an input, of a gradient, or of a part of the buffer
     applies: bool  # it computes dx
-    places: list[int]  # the same operands, as places in the list of all
+    places: list[int]  # the same operands, as indices into the list of all operands
 
 
 class _Run:
     """The launches for the gradients that are needed.
 
-    Besides those it allocates one buffer, for cells and for the sums of sets.
+    A call allocates these gradients, and one buffer for cells and for the sums of sets.
     """
 
     def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
@@ -97,7 +97,7 @@ class _Run:
         if any(isinstance(step, BackwardLaunch) and step.reduce != step.apply for step, _ in steps):
             sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
         self.size = 0  # of the buffer, in float32 elements
-        self.parts: dict[str, tuple[int, int]] = {}  # of the buffer: first and last element
+        self.parts: dict[str, tuple[int, int]] = {}  # where each part of the buffer starts and ends
         for name, size in sizes.items():
             self.parts[name] = self.size, self.size + size
             self.size += -(-size // 4) * 4  # so that the next part is aligned
@@ -109,7 +109,7 @@ class _Run:
             self.steps.append(_Step(kernel, operands, applies, [order[name] for name in operands]))
 
     def _operand(self, step: Step, pointer: str) -> str:
-        """What a pointer of a kernel stands for."""
+        """The name of the operand that a pointer of a kernel takes."""
         if isinstance(step, SumsLaunch):
             name = NAMES[step.of][int(pointer[-1]) - 1]
             return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
@@ -118,7 +118,7 @@ class _Run:
         return _cells(pointer[1:]) if _cells(pointer[1:]) in self.parts else pointer
 
     def _summed(self, step: SumsLaunch) -> list[str]:
-        """Those of its two sums that a launch computes."""
+        """Which of its two sums a launch computes."""
         if step.of == "sets":
             return ["c1", "c2"] if self.problem.spec.centered else ["c2"]
         return [name for name in NAMES[step.of] if getattr(self.needs, name)]
@@ -134,7 +134,7 @@ class _Run:
         if problem.spec.mix:
             mixed = _mix(problem, mean, statistic(var, problem), saved)
             mean = laid_out(mixed.mean, problem.stat_stride)
-        if self.constant:  # sets of one value: dx is 0, but wdy - c1 is not if the compiler rounds only one of them
+        if self.constant:  # dx of a set of one element is 0, but wdy - c1 may not be, if the compiler rounds only one of them
             rstd = torch.zeros_like(rstd)
         dy = laid_out(dy, problem.y_stride)
         weights: Sequence[Tensor | None] = (None, None)
@@ -152,7 +152,7 @@ class _Run:
         return Gradients(dx, *grads, *weights)
 
     def _by_addresses(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """The launches with the least host time.
+        """Launch with the least host time.
 
         The dispatcher has checked that all tensors are on x's device and have memory.
         """
@@ -169,7 +169,7 @@ class _Run:
     def _by_tensors(
         self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None, mixed: MixedStatistics | None, rstd: Tensor
     ) -> Sequence[Tensor | None]:
-        """The launches with a mix between the sums and dx, or by the interpreter.
+        """Launch with a mix between the sums and dx, or in Triton's interpreter.
 
         Returns the gradients of the mix's weights.
         """
@@ -187,7 +187,7 @@ class _Run:
         return weights
 
     def _mixed(self, mixed: MixedStatistics, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
-        """The sums c1 and c2 as a mix applies them, and the gradients of its weights."""
+        """The sums c1 and c2 after the mix, and the gradients of the weights of the mix."""
         problem, count = self.problem, mixed.sets.count
         own = (c.as_strided(problem.stat_shape, problem.stat_stride, c.storage_offset()) / count for c in (c1, c2))
         c1, c2, *weights = mixed.gradient(*own, rstd)  # pyright: ignore[reportCallIssue]

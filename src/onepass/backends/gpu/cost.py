@@ -1,7 +1,7 @@
-"""Measured constants that several families share, and the parts of a cost that they enter.
+"""Measured constants that several families share, and the cost functions that use them.
 
-`row`, `tile` and `apply` cost the bytes they move. The families whose programs share sets have models of their own in
-their schedules. All times are in microseconds.
+The cost of `row`, `tile`, `apply` and the reread families follows from the bytes they move. The families whose programs
+share sets have their own models in their schedules. All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from .walk import needs_division, used_fraction
 LAUNCH = 3.0
 BANDWIDTH = 3e6  # bytes in a microsecond
 
-# H200, 2026-11-15: the rate in TB/s of copying chunks of so many bytes of each row. Wider chunks gain little: 4.00 TB/s
-# with 256 bytes.
+# H200, 2026-11-15: the copy rate in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks
+# gain little: 256 bytes reach 4.00 TB/s.
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 FULL_RATE_WIDTH = max(RATES)  # bytes
 
 # H200, 2026-11-16: waiting and merging take 1.8 us for four members (2x1280x32x32 against 8x1280x16x16, by
 # `whole_set`).
 BARRIER = 2.0
-MERGE = 0.7  # for 128 parts, which are read at a time
-STALL = 8.0  # until the next unit's loads arrive, if members wait for each other. H200, 2026-11-15: two probes, kept and read again
-REFILL = 3.0  # the same for a program that waits for none; assumed
+MERGE = 0.7  # for every 128 parts, which are read at a time
+# H200, 2026-11-15, two probes: with x kept, and with x read again.
+STALL = 8.0  # until the next unit's loads arrive, if members wait for each other
+REFILL = 3.0  # the same for a program that waits for no other; assumed, not measured
 
 FEW_PROGRAMS = 1.1  # how much faster one multiprocessor reads than its share of the bandwidth, if others are idle
 
@@ -39,7 +40,7 @@ def traffic_cost(
 ) -> float:
     """The cost of moving bytes.
 
-    Each launch reads x (and dy) through the cache lines that its walk touches; one tensor is written.
+    Each launch reads x (and dy in a backward) in whole cache lines. One tensor is written.
     """
     if device.kind == "cpu":  # Triton's interpreter runs only where `force` asks for it
         return float("inf")
@@ -55,7 +56,7 @@ def traffic_cost(
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
-    """What the teams wait, for members and between rounds. A unit has `sets` sets, a power of two."""
+    """How long teams wait: for their members, and between rounds. A unit has `sets` sets, a power of two."""
     if launch.members == 1:
         return (rounds - 1) * REFILL
     return (rounds - 1) * STALL + (BARRIER + ceil(power_of_two(launch.members) * sets / 128) * MERGE)
@@ -72,7 +73,7 @@ def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, 
 
 
 def copy_rate(width: int) -> float:
-    """The rate of copying chunks of so many bytes, over the full rate."""
+    """The rate of copying chunks of `width` bytes, as a fraction of the full rate."""
     width = min(width, FULL_RATE_WIDTH)
     (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
     return (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())

@@ -62,7 +62,7 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
                     x = torch.add(x, optional.residual, out=total)
             elif problem.copied:
                 x = laid_out(x, problem.y_stride)
-            elif first.needs_aligned_x and x.data_ptr() % ALIGNMENT:  # few tensors are not aligned
+            elif first.needs_aligned_x and x.data_ptr() % ALIGNMENT:  # rare
                 x = allocate(problem.shape, problem.stride, problem.dtype, x.device).copy_(x)
             y = allocate(problem.shape, problem.y_stride, problem.dtype, x.device)
             t: dict[str, Any] = {
@@ -92,7 +92,10 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
-    """Why programs that wait for each other cannot run here, or "". The kernels are compiled to find out."""
+    """The reason why the cooperative kernels of a plan cannot run on this device, or "" if they can.
+
+    Compiles them to find out.
+    """
     try:
         for kernel in kernels(problem, launches, statistics=False):
             if kernel.cooperative:
@@ -108,7 +111,7 @@ def check_launchable(problem: NormProblem, launches: Launches, device: torch.dev
 
 
 def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> dict[str, Tensor]:
-    """The statistics that a mix applies, from those of the sets."""
+    """Mix the statistics of the sets. Returns the mean and rstd to apply."""
     assert problem.x is not None and mean is not None and var is not None
     count = problem.x.reps * problem.x.run
     mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), optional)
@@ -117,9 +120,10 @@ def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, option
 
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-    """A launcher of y alone, if one launch computes it and nothing is copied, added or modulated.
+    """A launcher that returns only y and takes very little host time.
 
-    It must cost the host very little.
+    None if the problem needs more than one plain launch: a copy of x, a residual, modulation, given statistics, or a
+    cooperative launch.
     """
     if len(launches) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
         return None

@@ -30,6 +30,6 @@ class LaunchShape(NamedTuple):
 
 
 def block_bytes(problem: NormProblem, elements: int, params: int = 0) -> int:
-    """The bytes of so many elements of x and dy, and of so many parameters that are read with them."""
+    """The bytes of `elements` elements of x and of dy, and of `params` elements of every parameter."""
     operands = problem.weight, problem.bias, problem.scale, problem.shift
     return elements * 2 * problem.dtype.itemsize + params * sum(dtype.itemsize for dtype in operands if dtype)

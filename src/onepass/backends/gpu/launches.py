@@ -58,7 +58,7 @@ class ChainedLaunch(Launch):
     """A launch that may overlap with its neighbours, by programmatic dependent launch (PDL)."""
 
     pdl_trigger: bool = False  # the next launch may start while this one runs
-    pdl_wait: bool = False  # this launch starts early, and waits for the results of the one before
+    pdl_wait: bool = False  # this launch starts early, and waits for the results of the previous one
 
 
 class ForwardOptions(NamedTuple):
@@ -77,17 +77,17 @@ class ForwardLaunch(Launch):
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether it applies statistics that were given, or that a launch before it computed."""
+        """Whether it applies statistics that were given, or that a previous launch computed."""
         return False
 
     @property
     def partial_moments(self) -> int:
-        """The float32 numbers that its programs store for each other, or for the next launch."""
+        """How many float32 numbers its programs store for each other, or for the next launch."""
         return 0
 
     @property
     def counters(self) -> int:
-        """The int32 counters by which its programs wait for each other."""
+        """How many int32 counters its programs need to wait for each other."""
         return 0
 
     @property
@@ -127,7 +127,7 @@ class SharedSetLaunch(ForwardLaunch):
     @property
     @abstractmethod
     def units(self) -> int:
-        """The units of work, which the teams take in turn."""
+        """How many units of work there are. The teams take them in turn."""
 
     @property
     def what(self) -> str:
@@ -169,7 +169,7 @@ def fastest(
 ) -> tuple[Shared, ...]:
     """The candidate that takes the least time.
 
-    With `invariant`, the least time for one sample, so that the batch does not matter.
+    With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
     """
     w = walk(problem)
     found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
@@ -178,19 +178,22 @@ def fastest(
 
 
 def team_programs(units: int, members: int, device: Device, programs_per_sm: int = 1) -> int:
-    """The programs of as many teams as there are units, or as fit on the device at the same time."""
+    """The programs of one team for each unit, or of as many teams as can run at the same time."""
     return max(min(units, device.sms * programs_per_sm // members), 1) * members
 
 
 def block_and_remainder(n: int) -> tuple[int, int]:
-    """Two powers of two that hold n elements, if they save a quarter of the next power of two; else that one, and 0."""
+    """The sizes of one or two blocks that hold n elements, each a power of two.
+
+    The second is 0 unless n is above 64 and two blocks save at least a quarter of a single one.
+    """
     whole = power_of_two(n)
     remainder = power_of_two(n - whole // 2)
     return (whole // 2, remainder) if n > 64 and remainder <= whole // 4 else (whole, 0)
 
 
 def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
-    """How many blocks fit in shared memory with their parameters. 1 means that blocks go straight to registers."""
+    """How many blocks may be in flight, with their parameters: at most `wanted`. 1 means straight to registers."""
     if not device.prefetches:
         return 1
     operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
@@ -199,12 +202,12 @@ def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted:
 
 
 def warps_for(threads: int, device: Device) -> int:
-    """A power of two, for at most 1024 threads."""
+    """The number of warps for about `threads` threads, but at most 1024 threads. A power of two."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
 
 
 def chained(device: Device, launches: Sequence[Chained]) -> tuple[Chained, ...]:
-    """The launches, each of which starts before the one before it ends, if the device can do that."""
+    """The launches, linked by PDL if the device has it: each may start before the previous one ends."""
     if not device.chains:
         return tuple(launches)
     last = len(launches) - 1
@@ -215,5 +218,5 @@ Schedule = Callable[[NormProblem, Device, bool], tuple[Any, ...]]
 
 
 def with_chaining(schedule: Schedule) -> Schedule:
-    """A schedule whose launches are chained."""
+    """Decorate a schedule, so that its launches are chained."""
     return wraps(schedule)(lambda problem, device, invariant: chained(device, schedule(problem, device, invariant)))

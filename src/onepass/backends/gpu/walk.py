@@ -40,7 +40,7 @@ class Walk:
 
 
 def walk(problem: NormProblem, cut: bool = False) -> Walk:
-    """With `cut`, a run of several channels becomes one run for each channel. No index then needs a division."""
+    """The walk of a problem. With `cut`, each channel of a run becomes a run, so that no index needs a division."""
     x, y, p, m = problem.x, problem.y, problem.param, problem.modulation
     assert x is not None and y is not None and p is not None and m is not None
     found = Walk(x.outer * x.sets, x.reps, x.sets, x.run, x.strides[:3], y.strides[:3], p, m)
@@ -58,7 +58,7 @@ def _cut(p: ParamMap, run: int) -> ParamMap:
 
 
 def used_fraction(problem: NormProblem, way: str) -> float:
-    """The fraction it uses of the memory it reads. Memory comes in lines of 128 bytes."""
+    """The fraction of the bytes it reads that a walk uses. Memory is read in lines of 128 bytes."""
     assert problem.x is not None
     w = walk(problem)
     line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]

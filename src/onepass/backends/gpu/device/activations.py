@@ -23,7 +23,7 @@ def activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def over_one_plus_exp(z, u):
-    """z/(1 + exp(-u)) in five instructions instead of thirteen. Kernels that read half types have no time for more."""
+    """z/(1 + exp(-u)) in five instructions instead of thirteen, which would slow down float16 and bfloat16."""
     if INTERPRETED:
         return z / (1.0 + tl.exp(-u))
     else:

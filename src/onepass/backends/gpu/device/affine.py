@@ -23,7 +23,7 @@ def scale_and_shift(
     factor, term, weight_ptr, bias_ptr, index_map, place,
     OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
 ):  # fmt: skip
-    """x·factor + term, followed by ·(OFFSET + weight) + bias, as one factor and one term."""
+    """factor and term of (x·factor + term)·(OFFSET + weight) + bias."""
     if weight_ptr is not None:
         weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J) + OFFSET
         factor = factor * weight
@@ -35,7 +35,7 @@ def scale_and_shift(
 
 @triton.jit
 def parameter(ptr, index_map, place, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """A parameter, loaded once for each value: [I, J], [I, 1], [1, J] or a scalar. (1)"""
+    """A parameter for the elements of a block: [I, J], [I, 1], [1, J] or a scalar, whichever its axes need. (1)"""
     at = 0
     if AXES & AXIS_O:
         at += place.o // index_map.every % index_map.period * index_map.o

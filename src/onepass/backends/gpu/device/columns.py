@@ -21,7 +21,7 @@ def locate_columns(o, s, t, column, view, columns, DENSE: tl.constexpr):
 
 @triton.jit
 def sum_over_run(sums, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
-    """The sum over the columns of each set, in each of its columns."""
+    """The sum over the columns of each set, repeated in each of these columns."""
     if BLOCK_RUN > 1:
         each = tl.sum(tl.reshape(sums, (BLOCK_J // BLOCK_RUN, BLOCK_RUN)), 1, keep_dims=True)
         sums = tl.reshape(tl.broadcast_to(each, (BLOCK_J // BLOCK_RUN, BLOCK_RUN)), (1, BLOCK_J))

@@ -11,8 +11,8 @@ from .activations import activate
 def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, PDL_TRIGGER: tl.constexpr, PDL_WAIT: tl.constexpr):
     """The number of this program, in 64 bits if WIDE.
 
-    BACKWARDS counts from the last: what the kernel before read last is still in the cache. PDL_TRIGGER lets the next
-    kernel start while this one runs. PDL_WAIT waits for the results of the kernel before.
+    BACKWARDS counts from the last, because what the previous kernel read last is still in the cache. PDL_TRIGGER lets
+    the next kernel start while this one runs. PDL_WAIT waits for the results of the previous kernel.
     """
     if PDL_TRIGGER:
         gdc_launch_dependents()
@@ -40,7 +40,7 @@ def load(io, at, mask, EVICT: tl.constexpr):
 
 @triton.jit
 def load_x(x_ptr, at, mask, EVICT: tl.constexpr):
-    """x alone, where the residual has been added."""
+    """x, without adding a residual."""
     return tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 

@@ -58,7 +58,7 @@ def load_sums(values, set_, here, count):
 
 @triton.jit
 def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
-    """dx, plus dsum. With c2 None the statistics were given, and x_hat may have any value. (8), (9)"""
+    """Store dx, plus dsum if there is one. If c2 is None, the statistics were given, and x_hat is not used. (8), (9)"""
     if io.dx_ptr is not None:
         if c2 is None:
             dx = wdy * rstd
@@ -71,7 +71,7 @@ def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
 
 @triton.jit
 def store_cells(cells, at, mask, a, b, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """What elements with the same parameters add to their gradients, from a = Σ dz·x_hat and b = Σ dz. (39)"""
+    """Store what elements with the same parameters add to the gradients, from their a = Σ dz·x_hat, b = Σ dz. (39), (40)"""
     if cells.dweight_ptr is not None or cells.dbias_ptr is not None:
         gain, _ = scale_and_shift(
             1.0, 0.0, affine.scale_ptr, None, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J

@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
-# Sums that become a mean are scaled down, so that they do not overflow, and up again. Powers of two change no digit.
-# (43)
+# Sums for a mean are scaled down so that they do not overflow, and the mean is scaled up again. Powers of two change no
+# digit. (43)
 DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 
 @triton.jit
 def scaled_down(x, DTYPE: tl.constexpr):
-    """An element of such a sum. Sums of float16 cannot overflow in float32 and need no scaling."""
+    """x, scaled for such a sum. Sums of float16 cannot overflow in float32 and need no scaling."""
     return x if tl.float16 == DTYPE else x * DOWN
 
 
@@ -21,7 +21,7 @@ def scaled_up(mean, DTYPE: tl.constexpr):
 
 @triton.jit
 def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
-    """Each lane adds its k-th element; lanes outside add nothing. (14), (15) with a set of one."""
+    """Each lane adds its k-th element; lanes outside add nothing. (14), (15) for one new element."""
     if CENTERED:
         delta = tl.where(inside, x - mean, 0.0)
         mean += delta * (1.0 / k)
@@ -58,7 +58,7 @@ def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
         delta = tl.where(other_n > 0, other_mean - mean, 0.0)
         share = other_n / tl.maximum(n + other_n, 1.0)
         mean += delta * share
-        m2 += delta * (delta * (n * share))  # in this order: n is 0 at first, and the square may be infinite
+        m2 += delta * (delta * (n * share))  # in this order, because n is 0 at first and delta * delta may be infinite
     return mean, m2, n + other_n
 
 

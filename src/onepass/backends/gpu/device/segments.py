@@ -1,4 +1,4 @@
-"""Segments of sets that use the same parameters."""
+"""Segments: groups of sets that use the same parameters."""
 
 import triton
 import triton.language as tl
@@ -8,8 +8,8 @@ import triton.language as tl
 def member_of(q, segment, sets, segments, BY_SET: tl.constexpr):
     """o and s of the q-th set of a segment.
 
-    A segment has `every` values of o, then its parameters return after `period` segments. BY_SET: each s has segments
-    of its own.
+    A segment has `every` consecutive values of o out of each `every` * `period`. With BY_SET, each s has its own
+    segments.
     """
     if BY_SET:
         s, middle = segment % sets, segment // sets

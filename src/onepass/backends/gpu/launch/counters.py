@@ -1,4 +1,4 @@
-"""Counters by which the programs of a team wait for each other.
+"""Counters that the programs of a team use to wait for each other.
 
 They are int32. Before and after a launch, all their bits but the sign are 0.
 
@@ -26,9 +26,9 @@ class Counters:
     """The counters of kernels with one protocol. Each kernel resets its counters before it exits."""
 
     def __init__(self) -> None:
-        self._eager: dict[Stream, Tensor] = {}  # a handle that returns is the same stream, and its launches do not overlap
-        self._kept: list[Tensor] = []  # all that were made, because a launch may still use old ones
-        self._pools: dict[int, list[Tensor]] = {}  # what is left of each pool, in a list of one; a thread takes it by one pop
+        self._eager: dict[Stream, Tensor] = {}  # one for each stream: its launches do not overlap
+        self._kept: list[Tensor] = []  # all that were made: a launch may still use an old one
+        self._pools: dict[int, list[Tensor]] = {}  # the rest of each device's pool, in a list of one; only one thread can pop it
 
     def take(self, stream: Stream, n: int) -> Tensor:
         """At least n counters for a launch on this stream, which must be the current one."""
@@ -43,7 +43,7 @@ class Counters:
         return found
 
     def _make_pool(self, device: int) -> None:
-        """Zero the counters before anything is captured. A captured launch then needs no memset."""
+        """Make a pool of zeros outside any capture, so that a captured launch needs no memset."""
         if device not in self._pools:
             self._pools.setdefault(device, [_apart(device, _POOL)])
 
@@ -59,7 +59,7 @@ class Counters:
 
 
 def _apart(device: int, n: int) -> Tensor:
-    """Counters that are 0 for every stream, in memory that belongs to no graph.
+    """Counters that every stream sees as 0, in memory that belongs to no CUDA graph.
 
     While torch.compile warms up a CUDA graph, all memory that its thread allocates comes from the graph's pool, and is
     reused later even if it is still in use. So another thread allocates.

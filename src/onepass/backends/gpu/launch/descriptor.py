@@ -1,4 +1,4 @@
-"""A matrix as a kernel copies it by the tensor memory accelerator."""
+"""A matrix that a kernel copies with the tensor memory accelerator (TMA)."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ POINTER = Kind(pointer=True)
 REAL = Kind(real=True)
 COUNT = Kind()
 
-Pointer = Annotated[Any, POINTER]  # None where an operand is missing, which is then a constant
+Pointer = Annotated[Any, POINTER]  # None for a missing operand, which is compiled in
 Real = Annotated[float, REAL]
 Count = Annotated[int, COUNT]
 Length = Annotated[int, Kind(divisor=True)]  # the divisor decides how wide loads are
-Index = Annotated[int, Kind(zero_or_one=True)]  # most indices cost nothing where their step is 0 or 1
+Index = Annotated[int, Kind(zero_or_one=True)]  # most index arithmetic disappears for 0 and 1
 Stride = Annotated[int, Kind(zero_or_one=True, divisor=True)]
 
 
@@ -44,7 +44,7 @@ def kinds(group: Any) -> tuple[Kind | type, ...]:
     hints = get_type_hints(group, include_extras=True)
     found = tuple(_kind(hints[name]) for name in group._fields)
     if len({isinstance(kind, Kind) for kind in found}) > 1:
-        raise TypeError(f"{group.__name__} mixes values and groups, of which Triton 3.6 loses constants inside a loop")
+        raise TypeError(f"{group.__name__} mixes values and groups: in a loop, Triton 3.6 loses the constants of such a tuple")
     return found
 
 

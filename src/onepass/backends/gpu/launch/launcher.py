@@ -49,7 +49,8 @@ class Kernel:
         self.pointers = {leaf.name: leaf.dtype for leaf in self._signature.pointers}
         self.numbers = self._signature.numbers
         self._ready: dict[tuple[int, bool], tuple[Any, Any, Any]] = {}
-        self.output: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] = (), (), torch.float32  # shape, strides, dtype: `launch_minimal`
+        # The shape, strides and dtype of y, for `launch_minimal`.
+        self.output: tuple[tuple[int, ...], tuple[int, ...], torch.dtype] = (), (), torch.float32
 
     def source(self, aligned: bool = True) -> Source:
         """What is compiled; with `aligned`, for pointers that are multiples of 16 bytes."""
@@ -109,7 +110,7 @@ class Kernel:
         return y
 
     def load(self, device: int) -> None:
-        """Compile for aligned pointers, unless that is done.
+        """Compile for aligned pointers, if that is not done yet.
 
         Raises NotResident if the kernel cannot be launched here.
         """
@@ -125,7 +126,7 @@ class Kernel:
 
 
 def dense(param: Tensor | None) -> Any:
-    """A parameter as kernels index it: contiguous."""
+    """The parameter, contiguous as kernels need it."""
     if param is None or param.is_contiguous():
         return param
     require_memory(("parameter",), (param,))

@@ -1,4 +1,4 @@
-"""Whether all programs of a kernel can run at the same time. Programs that wait for each other must."""
+"""Checks that all programs of a kernel can run at the same time. Programs that wait for each other must."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def require_coresident(kernel: Any, programs: int, device: int) -> None:
     sms = torch.cuda.get_device_properties(device).multi_processor_count
     if each.value * sms < programs:
         raise NotResident(
-            f"{programs} programs must run at the same time, and {each.value} of {threads} threads and {metadata.shared} bytes of shared "
-            f"memory fit on each of {sms} multiprocessors"
+            f"{programs} programs must run at the same time, but each of {sms} multiprocessors has room for {each.value}, "
+            f"with {threads} threads and {metadata.shared} bytes of shared memory each"
         )

@@ -1,4 +1,4 @@
-"""From the arguments of a kernel to types, constants and divisors, as Triton's compiler takes them."""
+"""Turns the arguments of a kernel into the types, constants and divisors that Triton's compiler takes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def runtime_types(types: Any) -> list[str]:
 
 
 def filled(arguments: Sequence[Any], operands: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The arguments with tensors in the place of pointers, as Triton's interpreter takes them."""
+    """The arguments with tensors instead of pointers, as Triton's interpreter takes them."""
     return [_filled(name, value, operands) for name, value in zip(names, arguments)]
 
 

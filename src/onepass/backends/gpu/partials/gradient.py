@@ -53,7 +53,7 @@ class BackwardLaunch(ChainedLaunch):
     resident: bool = False  # x and dy are read once: they stay in registers, or the statistics were given
     reduce: bool = False  # compute the sums of sets, c1 and c2
     apply: bool = False  # compute dx
-    segments: Segments | None = None  # programs take the sets of a segment in turn, and sum over its parameters across them
+    segments: Segments | None = None  # programs take the sets of a segment in turn, and sum the gradients of its parameters
 
     @property
     def reads(self) -> int:

@@ -17,17 +17,17 @@ Summed = Literal["sets", "param", "modulation"]  # what cells are added up for
 class Segments:
     """Groups of sets that use the same parameters. Each has `members` sets.
 
-    Along o, a segment begins every `every` values, and its parameters return after `period` segments, as in a ParamMap.
+    A segment has `every` consecutive values of o out of each `every` * `period`, as in a ParamMap.
     """
 
     every: int
     period: int
     members: int
-    by_set: bool  # each s has segments of its own
+    by_set: bool  # each s has its own segments
 
 
 def varying_axes(problem: NormProblem, w: Walk) -> tuple[int, int]:
-    """The axes on which weight and bias depend, and scale and shift; none for those that the problem does not have."""
+    """The axis masks of weight and bias, and of scale and shift; 0 for those that the problem does not have."""
     modulated = problem.scale is not None or problem.shift is not None
     return axis_mask(w.param, w) if problem.affine else 0, axis_mask(w.modulation, w) if modulated else 0
 

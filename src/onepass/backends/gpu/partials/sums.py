@@ -1,8 +1,8 @@
 """The launch that adds up cells, and how cells become sums.
 
 A backward needs sums over sets, c1 and c2, and sums over parameters. Programs store partial sums of both, called cells.
-`SumsLaunch` adds the cells that belong together. The map that finds the parameter of an element finds the parameter of
-a cell.
+`SumsLaunch` adds the cells that belong together. The map that gives the parameter of an element also gives the
+parameter of a cell.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from onepass.core.view import ParamMap
 from .gradient import BackwardLaunch, BackwardOptions
 from .parameters import Summed, maps
 
-Axis = tuple[str, int]  # of cells: what it runs along ("o", "r", "s", "t" or "part"), and its size
+Axis = tuple[str, int]  # of the cells: what it runs along ("o", "r", "s", "t" or "part"), and its size
 
-Factor = tuple[int, int]  # of an axis: its size, and the stride of the sums along it; 0 means that it is summed over
+Factor = tuple[int, int]  # a part of an axis: its size, and its stride in the sums; 0 means that it is summed over
 
-NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # of the two sums of a launch
+NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # a launch has two sums
 
 WORDS = {"sets": "sets", "param": "weight and bias", "modulation": "scale and shift"}
 
@@ -42,7 +42,7 @@ class SumPointers(NamedTuple):
 
 
 class SumSizes(NamedTuple):
-    """Cells are [any, kept1, between, kept2, within].
+    """Cells are [across, kept1, between, kept2, within].
 
     The two kept axes have the strides stride1 and stride2 in the sums.
     """
@@ -53,8 +53,8 @@ class SumSizes(NamedTuple):
     within: Index
     stride1: Index
     stride2: Index
-    kept: Count  # sums: kept1·kept2
-    reduced: Count  # cells of each sum
+    kept: Count  # the number of sums, kept1·kept2
+    reduced: Count  # the number of cells of each sum
 
 
 class SumsMode(NamedTuple):
@@ -122,9 +122,9 @@ Step = BackwardLaunch | SumsLaunch
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
-    """An axis of cells, for sums over parameters, or over sets (p is None).
+    """Split an axis of cells into factors, for sums over parameters, or over sets if p is None.
 
-    A step along segments is `unit` values of o.
+    A step along "o" is `unit` values of o.
     """
     kind, size = axis
     if p is None:
@@ -155,7 +155,7 @@ def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
 
 
 def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: int, device: Device) -> SumsLaunch | None:
-    """None if the cells need more than five axes."""
+    """The launch that adds up these cells. None if they need more than five axes."""
     slots = _slots([factor for axis in axes for factor in _factors(axis, p, w, unit)])
     if slots is None:
         return None
@@ -175,13 +175,13 @@ def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, u
 
 
 def parameter_sums(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[SumsLaunch]:
-    """The sums over parameters."""
+    """The launches that add up the gradients of parameters."""
     found = [sums_launch(of, axes, p, w, unit, device) for of, p in maps(problem, w)]
     return [sums for sums in found if sums is not None]
 
 
 def set_sums(axes: Sequence[Axis], w: Walk, device: Device) -> list[SumsLaunch]:
-    """The sums over the parts of sets, if sets have more than one."""
+    """The launch that adds up the parts of sets, if sets have more than one part."""
     sums = sums_launch("sets", axes, None, w, 1, device)
     assert sums is not None
     return [sums] if sums.cells > w.total else []

@@ -1,4 +1,4 @@
-"""Adds up the cells that programs stored of the gradients of parameters, or of sets, in a fixed order."""
+"""Adds up cells, the partial sums for parameters or for sets, in a fixed order."""
 
 import triton
 import triton.language as tl
@@ -10,7 +10,7 @@ from .sums import SumPointers, SumSizes
 
 @triton.jit
 def add_up(pointers: SumPointers, sizes: SumSizes, mode: tl.constexpr):
-    """Cells are [any, kept1, between, kept2, within], and are summed over all axes but kept1 and kept2."""
+    """Cells are [across, kept1, between, kept2, within], and are summed over all axes but kept1 and kept2."""
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j
     pid = program(False, mode.wide, mode.pdl_trigger, mode.pdl_wait)

@@ -1,8 +1,7 @@
 """Channels between groups of warps: shared memory in slots, each with two barriers.
 
 One group writes a slot, others read it. A group acquires a slot before it touches it, and releases it afterwards. Each
-use of a slot has a phase, 0 or 1 in turn: the n-th value in a channel of k slots has
-slot n % k and phase n // k % 2.
+use of a slot has a phase, 0 or 1 in turn: the n-th value in a channel of k slots has slot n % k and phase n // k % 2.
 """
 
 from typing import Any, NamedTuple

@@ -21,7 +21,7 @@ COMBINE_WARPS = gl.constexpr(2)
 
 @jit
 def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """From the moments of columns, tile by tile, to those of sets, which all members can read."""
+    """Compute the moments of sets from those of columns, tile by tile, and store them for all members."""
     WARPS: gl.constexpr = PUBLISH_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j
@@ -31,7 +31,7 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
     rows = rows_of(work.member, split.members, view.reps, mode.block_i)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns of this unit, and of those after it
+        width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from this unit on
         n, mean, m2 = gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET)
         for tile in range(mode.tiles):
             acquire_to_read(moments, turn % 2, turn // 2 & 1)
@@ -65,7 +65,7 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
 def _merge_columns(
     column_mean, column_m2, start, end, run, rows, norm: gl.constexpr, mode: gl.constexpr, TABLE: gl.constexpr
 ):  # fmt: skip
-    """The moments of each set that a tile meets, from those of its columns. (14), (15)"""
+    """The moments of each set that a tile overlaps, from those of its columns. (14), (15)"""
     column = start + gl.arange(0, column_mean.shape[0], gl.SliceLayout(0, TABLE))
     here = start // run + gl.arange(0, mode.sets_per_block, gl.SliceLayout(1, TABLE))
     mine = gl.expand_dims(gl.where(column < end, _set_of(column, run), -1), 0) == gl.expand_dims(here, 1)
@@ -81,7 +81,7 @@ def _merge_columns(
 
 @jit
 def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
-    """From the moments of all members to the statistics of sets, and to mean, rstd, gain and term of each column."""
+    """Compute the statistics of sets from the moments of all members; then mean, rstd, gain and term of each column."""
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j

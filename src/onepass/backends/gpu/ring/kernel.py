@@ -10,9 +10,9 @@ another:
 - `combine` waits for the moments of all members, and computes mean, rstd, gain and term for each column;
 - `apply` computes y and empties the ring.
 
-So the exchange of one unit is hidden behind the blocks of the next. If a unit has more than `keep` blocks, the first
-ones are reduced and dropped. They are read again after the others, the last one first, from the L2 cache as far as it
-holds them.
+So the exchange of one unit overlaps with the blocks of the next. If a unit has more than `keep` blocks, the first ones
+are reduced and dropped. They are read again after the others, the last one first, because the L2 cache may still hold
+them.
 """
 
 from typing import Any, NamedTuple
@@ -30,8 +30,8 @@ from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
 from .stress import crowded, fenced, late, spare
 
-# z/(1 + exp(-z)). The compiler needs one more instruction, to change a sign: one in thirty of those that memory leaves
-# time for.
+# z/(1 + exp(-z)). The compiler would need one more instruction, to change a sign. Memory leaves time for only about
+# thirty.
 SILU = gl.constexpr("""{
     .reg .f32 t;
     mul.ftz.f32 t, $1, 0fBFB8AA3B;
@@ -48,7 +48,7 @@ class Work(NamedTuple):
     team: Any
     member: Any
     units: Any
-    blocks: Any  # of rows, in each tile of a unit
+    blocks: Any  # blocks of rows that this member has, in each tile of a unit
     again: Any  # blocks of a unit that are read again
 
 
@@ -127,7 +127,10 @@ def ring_forward(
 
 @jit
 def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
-    """Blocks in the order in which they are reduced, and between them those of the unit before that are read again."""
+    """Load blocks in the order in which they are reduced.
+
+    In between, load the blocks of the previous unit that are read again.
+    """
     at = 0
     again_at = 0
     for unit in range(work.team, work.units, split.teams):
@@ -165,7 +168,7 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 
 @jit
 def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """The moments of the columns of each tile, for `publish`. Blocks that are read again are released."""
+    """The moments of the columns of each tile, for `publish`. Releases the blocks that will be read again."""
     BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of the last block
@@ -208,7 +211,7 @@ def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.const
 
 @jit
 def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """y of the blocks that stayed, then of those that are read again."""
+    """Compute y: of the blocks that stayed, then of those that are read again."""
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
@@ -259,7 +262,7 @@ def _activate(z, ACTIVATION: gl.constexpr):
 
 @jit
 def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.constexpr):
-    """The block of this step, out of the ring."""
+    """Load the block of this step from the ring, and release its slot."""
     slot, phase = (at + again + step) % mode.slots, (at + again + step) // mode.slots & 1
     if mode.back > 0:  # noqa: SIM102
         if again + step >= here:

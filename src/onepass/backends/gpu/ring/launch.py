@@ -19,7 +19,7 @@ RESET = "reset"  # a counter protocol: the last member that leaves a unit sets i
 
 
 class RingView(NamedTuple):
-    """Sizes as in View, and the strides of y. A descriptor has those of x."""
+    """Sizes as in View, and the strides of y. The descriptor has the strides of x."""
 
     reps: Length
     sets: Index
@@ -40,7 +40,7 @@ class RingMode(NamedTuple):
     block_j: int
     tiles: int  # blocks of columns of a unit
     sets: int  # of a unit at most, rounded up to a power of two
-    sets_per_block: int  # that a block of columns meets at most, rounded up to a power of two
+    sets_per_block: int  # that a block of columns overlaps at most, rounded up to a power of two
     parts: int  # members whose moments are combined at a time
     slots: int  # of the ring
     keep: int  # blocks of a unit that stay in the ring
@@ -62,7 +62,7 @@ class RingLaunch(SharedSetLaunch):
     spans: int  # units for each o
     tiles: int  # blocks of columns of a unit
     sets: int  # of a unit
-    sets_per_block: int  # that a block of columns meets at most, rounded up to a power of two
+    sets_per_block: int  # that a block of columns overlaps at most, rounded up to a power of two
     slots: int  # of the ring, in blocks
     keep: int  # blocks of a unit that stay in the ring
     back: int  # slots for the other blocks, which are read again; 0 if all stay

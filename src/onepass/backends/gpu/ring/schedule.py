@@ -24,9 +24,9 @@ WARPS = 8  # of `reduce`, and of `apply`. H200, 2026-11-15: with 4 each they fal
 
 SLOT = 16384  # bytes of a block
 
-RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler; blocks and lines have the rest
+RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler; the ring and `lines` have the rest
 
-BACK, SPARE = 3, 4  # slots for blocks that are read again, and for those that pass; the others keep their blocks
+BACK, SPARE = 3, 4  # slots for blocks that are read again, and for blocks that `reduce` drops; the other slots keep their blocks
 
 MOST_SETS = 32  # of a unit, which few warps combine: 64 sets take 17 us
 
@@ -113,12 +113,12 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingL
 
 
 def _even(rows: int, most: int) -> int:
-    """The fewest members that leave the busiest one no more of `rows` rows of blocks than `most` members would."""
+    """The smallest team whose busiest member has no more of the `rows` rows of blocks than in a team of `most`."""
     return ceil(rows / ceil(rows / most))
 
 
 def _sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
-    """How many sets a block of columns meets at most, rounded up to a power of two."""
+    """How many sets a block of columns overlaps at most, rounded up to a power of two."""
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 
 

@@ -1,10 +1,10 @@
 """What a stress test changes in the ring: it delays one hand-over, and moves the fence.
 
-Production compiles nothing of it.
+None of this is compiled in production.
 
 STRESS is "hand-over/fence", or None in production. benchmarks/ring_stress.py lists both. `late` and `crowded` stand
-before the access that a hand-over orders. There the last warp of a group waits, so that the others run ahead of it. A
-missing order then shows.
+before the access that a hand-over orders. There the last warp of a group waits, so that the others run ahead of it. If
+nothing orders that access, results become wrong.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from triton import constexpr_function
 
 from .gluon import gl, jit
 
-# Waits 2,000 to 6,095 cycles, 1 to 3.5 us on an H200: longer than a copy into shared memory, and a different time each
-# time. The barrier keeps the assembler from moving later code ahead of it.
+# Waits 2,000 to 6,095 cycles, 1 to 3.5 us on an H200: longer than a copy into shared memory. The time varies from call
+# to call. The barrier keeps the assembler from moving later code ahead of it.
 SPIN = gl.constexpr("""{
     .reg .u64 start, now, span;
     .reg .pred p;
@@ -65,7 +65,7 @@ def fenced(stress: Any, here: Any) -> bool:
 
 @constexpr_function
 def spare(stress: Any) -> int:
-    """Slots after the ring that only `crowded` stores to. The ring begins at the start of shared memory."""
+    """How many slots follow the ring for the stores of `crowded`. The ring begins at the start of shared memory."""
     return int(stress is not None and "crowd" in stress)
 
 
@@ -81,7 +81,8 @@ def late(STRESS: gl.constexpr, HERE: gl.constexpr, WARPS: gl.constexpr):
 def crowded(STRESS: gl.constexpr, HERE: gl.constexpr, ring, WARPS: gl.constexpr):
     """Delay the loads that follow, if the stress test delays this hand-over: they are issued, but wait behind stores.
 
-    Three of four warps store. The first, which arrives for its group, has its quarter of the multiprocessor to itself.
+    Three of four warps store. The first does not, because it arrives for its group: no store delays its quarter of the
+    multiprocessor.
     """
     if is_late(STRESS, HERE):
         SLOT: gl.constexpr = ring.shape[1] * ring.shape[2] * ring.dtype.primitive_bitwidth // 8

@@ -108,8 +108,8 @@ def _part(
                 mean, m2 = update(mean, m2, k, load(io, x_at + (t0 + j), mask, KEEP), mask, norm.centered)
             mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, norm.centered)
         else:
-            # `update` counts k for all lanes, so a lane past its end must have no further elements. It has none: there
-            # is one step along t, or one run at a time.
+            # `update` has one k for all lanes, so a lane that was masked must stay masked. It does: there is either one
+            # step along t, or one run in a block.
             for step in range(steps):
                 t = t_start + step * block.j + j
                 for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):

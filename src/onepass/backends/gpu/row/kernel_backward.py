@@ -1,8 +1,8 @@
 """The row walk backward: a block is [I, J], and along J lies a run.
 
-Gradients need sums over sets and sums over parameters. If parameters vary along a run, sums over a parameter go across
-sets, and a program takes sets in turn. Else the sums over parameters lie inside a set, and give the sums over the set
-too.
+Gradients need sums over sets, and for each parameter a sum over the elements that use it. If parameters vary along a
+run, the elements of a parameter lie in many sets, and a program takes sets in turn. Else a program sums the elements
+of each parameter within a set, and the sums over the set follow from these.
 """
 
 import triton
@@ -49,7 +49,7 @@ def _across(
     first_o, first_s = member_of(0, segment, view.sets, segments, mode.by_set)
     place = Place(o=first_o, r=0, s=first_s, t=j, i_inside=None, j_inside=inside)
     factor, term = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, AXIS_T)
-    if mode.split_row:  # another program works on the other block of the run, but its sums are needed here, too
+    if mode.split_row:  # another program works on the other block of the run, but this one needs its sums, too
         j_other = (1 - part % split.parts_t) * block.j + tl.arange(0, block.j)[None, :]
         inside_other = j_other < view.run
         place_other = Place(o=first_o, r=0, s=first_s, t=j_other, i_inside=None, j_inside=inside_other)

@@ -16,7 +16,7 @@ from onepass.core.problem import NormProblem
 class RowBlock(NamedTuple):
     i: int
     j: int
-    remainder: int  # resident: the elements of a second block, for what the first does not hold of a run; or 0
+    remainder: int  # resident: the size of a second block, for the rest of a run; 0 if there is none
     stages: int  # blocks in flight at a time
     run_fits: bool  # a run fits into a block
 
@@ -49,7 +49,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """Lanes without an element cost little here, since memory is read along the run."""
+        """1.0, because lanes without an element cost little when memory is read along a run."""
         return 1.0
 
     @property

@@ -15,8 +15,8 @@ from .launch import RowBlock
 
 
 class RowBackwardMode(NamedTuple):
-    across: bool  # programs take the sets of a segment in turn, and sum over its parameters across them
-    by_set: bool  # segments: each s has segments of its own
+    across: bool  # programs take the sets of a segment in turn, and sum the gradients of its parameters over them
+    by_set: bool  # each s has its own segments
     split_row: bool  # resident: a run is two blocks, one for each of two programs
     resident: bool  # x and dy are read once
     reduce: bool  # compute the sums of sets

@@ -16,7 +16,7 @@ LONGEST_ROW = 32768  # elements that fit in the registers of one program
 
 
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
-    """Whole rows in registers. A program has 32 or more short rows, or one long row."""
+    """Whole rows in registers. A program has 32 or more short rows, or one or two long rows."""
     w = walk(problem)
     block_j, remainder = block_and_remainder(w.run)
     length, stages, most_warps = block_j + remainder, 1, 0  # warps on a multiprocessor, if stages > 1
@@ -25,7 +25,7 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         per_thread, stages, most_warps = 48, 3, 1
     elif length <= 256:
         block_i = max(32, 2048 // length)
-    elif problem.scale or problem.shift:  # as large as x, and read with each row
+    elif problem.scale or problem.shift:  # each row reads as many of them as of x
         per_thread, stages, most_warps = 36, 3, 12
     elif 2048 < length <= 4096 or (length <= 1024 and not remainder):
         block_i = 2
@@ -51,7 +51,7 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
 
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    """One launch if sets are small, or enough for all multiprocessors.
+    """One launch if sets are small, or if there are enough of them for all multiprocessors.
 
     Else three: reduce parts of sets, combine them, apply.
     """
@@ -80,7 +80,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
 def row_parts(
     w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False
 ) -> RowLaunch:
-    """Each set in about so many parts, in blocks of `size` elements."""
+    """Cut each set into about `parts` parts, and those into blocks of `size` elements."""
     block_j = min(power_of_two(w.run), size)
     block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j  # runs of a set, or sets of one run
     split = split_set(w, parts, block_i, block_j)
@@ -99,7 +99,7 @@ def row_parts(
 
 
 def split_set(w: Walk, parts: int, block_i: int, block_j: int) -> Split:
-    """About so many parts of whole blocks: first along the runs, then along each run."""
+    """Cut a set into about `parts` parts of whole blocks: first between its runs, then along each run."""
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     steps = ceil(w.run / block_j)

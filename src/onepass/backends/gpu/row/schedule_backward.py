@@ -88,9 +88,9 @@ def across_rows(
 
 @with_chaining
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """If parameters vary along runs: first the sums over sets, then dx with the sums over parameters.
+    """First the sums over sets, then dx.
 
-    Else both sums first, then dx.
+    The sums over parameters come with dx if parameters vary along runs, else with the sums over sets.
     """
     w = walk(problem, cut=True)
     if not AXIS_T & parameter_axes(problem, w):
@@ -105,7 +105,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
 
 
 def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaunch:
-    """The sums of whole rows, or of parts of them if there are few."""
+    """The sums of whole rows, or of parts of rows if there are few rows."""
     steps = ceil(w.run / shape.block_j)
     chunk_t = ceil(steps / (1 if w.total >= device.sms else ceil(2 * device.sms / w.total)))
     parts_t = ceil(steps / chunk_t)
@@ -124,7 +124,8 @@ def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaun
 def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
     """Sets whose parameters do not vary along a run.
 
-    One launch computes all if there are many sets; else one reduces and one applies.
+    One launch computes everything if sets are small, or many and of medium size, or if the statistics were given.
+    Else one reduces and one applies.
     """
     nbytes = block_bytes(problem, 2048)
     if problem.given:
@@ -145,7 +146,7 @@ def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, 
 def set_parts(
     w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, apply: bool = False, resident: bool = False
 ) -> RowBackwardLaunch:
-    """Parts of sets, in blocks of shape.block_j elements of one run or several. Whole sets if shape.programs is 0."""
+    """Cut sets into parts, in blocks of shape.block_j elements of one or several runs. shape.programs 0: whole sets."""
     size, block_j = shape.block_j, min(power_of_two(w.run), shape.block_j)
     block_i = min(size // block_j, power_of_two(w.reps))
     parts = max(min(ceil(shape.programs * device.sms / w.total), ceil(w.reps * w.run / size)), 1)

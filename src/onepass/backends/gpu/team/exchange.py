@@ -1,4 +1,4 @@
-"""How the members of a team exchange moments: through memory, and by a counter on which they wait for each other."""
+"""How the members of a team exchange moments: through memory, with a counter to wait for each other."""
 
 import triton
 import triton.language as tl
@@ -14,8 +14,8 @@ def merge_members(
 
     A member has `rows` rows. (14), (15)
     """
-    # A load of as many elements as there are threads would impose its layout on all that follows, and send the rows
-    # through shared memory.
+    # If this loaded as many elements as there are threads, the compiler would use its layout for all that follows, and
+    # move the rows through shared memory.
     BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = first_set + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)

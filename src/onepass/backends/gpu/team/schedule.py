@@ -20,18 +20,18 @@ from .launch import TeamLaunch
 
 BLOCK = 8192  # elements of a block, where a program reads its rows block by block
 
-WIDEST = 256  # columns of a block; for longer runs a walk along them is as good
+WIDEST = 256  # columns of a block; for longer runs the row walk is as good
 
 THREADS = 512  # of a program that reads its rows again
 RESIDENT_THREADS = 256  # of a program that keeps its rows: 255 registers per thread. Fewer threads leave more registers for the rows.
 
 RESIDENT_WIDTH = 64  # columns of a block that is kept. H200, 2026-11-15: 2x320x64x64 takes 14.8 us with 64, 19.3 us with 128
 
-# H200, 2026-11-16, 32 of 34 shapes: reading rows again takes this much longer than three launches of many small
-# programs, which hide their latencies better.
+# H200, 2026-11-16, 32 of 34 shapes: a team that reads rows again takes this many times as long as three launches, whose
+# many small programs hide latencies better.
 REREAD = 2.0
 
-FROM_L2 = 0.35  # the time of a read from the L2 cache, over that of a read from memory; assumed
+FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 
 SHARE_OF_L2 = 0.4  # of the L2 cache that x may fill and still be found there, because y passes through it too
 
@@ -67,7 +67,7 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamL
     sizes = sorted({most // teams for teams in range(1, most + 1)})
     for sets in _sets_of_blocks(problem, w):
         threads, per_thread = (RESIDENT_THREADS, 128) if device.prefetches else (THREADS, 32)  # AMD's compiler spills with more
-        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads, each with its address
+        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads, whose addresses take registers
             per_thread //= 2
         block_j = power_of_two(sets * w.run)
         for size in sizes:
@@ -96,7 +96,8 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamL
 def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
     """How many sets a block may have.
 
-    They fill a power of two of columns, or fewer so that each block begins where wide loads can.
+    For each width, the most with which every block begins at a multiple of 16 bytes, and the most of these that divide
+    the sets evenly. As many as fit if there are none.
     """
     found = set()
     for block_j in (32, 64, 128, 256):
@@ -127,7 +128,7 @@ def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
 
 
 def _rate(problem: NormProblem, launch: TeamLaunch) -> float:
-    """The rate of copying chunks as wide as a block, over the full rate."""
+    """The rate of copying chunks as wide as a block, as a fraction of the full rate."""
     sets = launch.sets if launch.walk.dense else 1
     contiguous = sets == launch.walk.sets
     rate = copy_rate(FULL_RATE_WIDTH if contiguous else sets * launch.walk.run * problem.dtype.itemsize)

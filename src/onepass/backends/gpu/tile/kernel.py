@@ -44,9 +44,9 @@ def tile_forward(
 
 @triton.jit
 def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """Whole sets, block.run columns for each.
+    """The `number`-th block of whole sets, block.run columns for each.
 
-    With a remainder, a set is two blocks of rows. `number` is the block's.
+    With a remainder, a set is two blocks of rows.
     """
     r = tl.arange(0, block.i)[:, None]
     o, column = number // split.blocks, number % split.blocks * block.j + tl.arange(0, block.j)[None, :]

@@ -1,6 +1,6 @@
 """The tile walk backward: a block is [I, J], along I lie the rows r of sets, along J columns (s, t).
 
-As in the row walk, sums over a parameter go across sets if parameters vary along the rows.
+As in the row walk, a parameter is summed over many sets if parameters vary from row to row.
 """
 
 import triton
@@ -38,9 +38,9 @@ def _across(
 ):  # fmt: skip
     """Blocks of columns of one segment, in turn.
 
-    A resident program reads whole sets and computes their sums; else block.i rows.
+    A resident program reads whole sets and computes their sums. Others read block.i rows.
 
-    If parameters vary along columns but not along rows, every block has its own parameters.
+    If parameters do not vary from row to row, each block stores its own cells.
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     PARAM_PER_COLUMN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & (AXIS_S | AXIS_T)

@@ -26,13 +26,13 @@ class TileBlock(NamedTuple):
     i: int
     j: int
     run: int  # resident: columns of a block for each set
-    remainder: int  # resident: the rows of a second block, for what the first does not hold of a set; or 0
+    remainder: int  # resident: the rows of a second block, for the rest of a set; 0 if there is none
     stages: int  # blocks in flight at a time
 
 
 class TileMode(NamedTuple):
     resident: bool  # whole sets stay in registers; else programs go through some rows of some columns block by block
-    reduce: bool  # compute moments; if not resident, `reduce` or y
+    reduce: bool  # compute moments. A launch that is not resident computes either moments or y
     wide: bool  # programs are numbered in 64 bits
     dense: bool  # columns are contiguous in x and in y
     pdl_trigger: bool
@@ -71,12 +71,12 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """Which fraction of the lanes of a resident block has an element. All of them take instructions."""
+        """The fraction of the lanes of a resident block that have an element. All lanes cost instructions."""
         return self.walk.reps * self.walk.run / ((self.block_i + self.remainder) * self.block_run)
 
     @property
     def parts(self) -> Split:
-        """A set in parts: every column is one, or several along r."""
+        """The parts of a set: each column is one part, or several along r."""
         return Split(self.parts_r, self.walk.run, self.chunk_r, 1)
 
     @property

@@ -14,7 +14,7 @@ from onepass.core.problem import NormProblem
 
 class TileBackwardSplit(NamedTuple):
     parts_r: Count  # parts of the rows of a set; with segments, programs that share a segment
-    parts_t: Count  # with segments: parts of the rows, and of the columns if each column has its own parameters
+    parts_t: Count  # with segments: blocks of rows; times blocks of columns, if parameters vary along both
     chunk_r: Count  # rows of a part
     blocks: Count  # blocks of columns for each o
     columns: Length  # for each o
@@ -28,7 +28,7 @@ class TileBackwardBlock(NamedTuple):
 
 
 class TileBackwardMode(NamedTuple):
-    across: bool  # programs take blocks of columns of a segment in turn, and sum over its parameters across them
+    across: bool  # programs take blocks of columns of a segment in turn, and sum the gradients of its parameters over them
     resident: bool  # x and dy are read once
     reduce: bool  # compute the sums of sets
     given: bool  # the statistics were given
@@ -46,7 +46,7 @@ class TileBackwardLaunch(BackwardLaunch):
     name: ClassVar[str] = "tile"
     blocks: int  # blocks of columns for each o
     parts_r: int  # parts of the rows of a set; with segments, programs that share a segment
-    parts_t: int = 1  # with segments: parts of the rows, and of the columns if each column has its own parameters
+    parts_t: int = 1  # with segments: blocks of rows; times blocks of columns, if parameters vary along both
     chunk_r: int = 1  # rows of a part
     block_run: int = 1  # columns of a block for each set, if resident
 

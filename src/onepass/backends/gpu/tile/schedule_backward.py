@@ -31,9 +31,9 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 
 
 def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchShape, block_run: int = 0) -> tuple[Step, ...]:
-    """Programs take blocks of columns, of one segment if each row has its own parameters.
+    """Programs take blocks of columns in turn. If each row has its own parameters, these are of one segment.
 
-    With a `block_run`, of whole sets.
+    With a `block_run`, the blocks hold whole sets.
     """
     axes = parameter_axes(problem, w)
     per_row, per_column, resident = bool(axes & AXIS_R), bool(axes & (AXIS_S | AXIS_T)), block_run > 0
@@ -74,7 +74,7 @@ def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchSha
 def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
     """First the sums over sets, then dx.
 
-    The sums over parameters come from the first launch, or from the second if rows have their own.
+    The sums over parameters come from the first launch, or with dx if each row has its own parameters.
     """
     w, nbytes = walk(problem), block_bytes(problem, 4096)
     size = w.total * w.reps * w.run
@@ -96,7 +96,7 @@ def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) 
 def column_parts(w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, given: bool = False) -> TileBackwardLaunch:
     """Some rows of a block of columns for each program.
 
-    Blocks are half as wide, and higher, if fewer columns are then empty.
+    Blocks are half as wide and twice as high if that leaves fewer columns empty.
     """
     width = min((shape.block_j, shape.block_j // 2), key=lambda width: ceil(w.columns / width) * width)
     block_j = min(width, power_of_two(w.columns))

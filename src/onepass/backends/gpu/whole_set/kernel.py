@@ -1,6 +1,6 @@
 """One set at a time: its elements in the order in which they lie in memory, row after row, one vector for each load.
 
-All threads have work, however short a row is and however many columns it has, and sums need not distinguish columns.
+All threads have work, however long a row is, and sums need not distinguish columns.
 The elements between the rows belong to other sets, whose programs read them at the same time. A team shares a set that
 is too large for one program.
 """

@@ -13,7 +13,7 @@ from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.core.problem import NormProblem
 
-MAX_REGISTERS = 128  # per thread, where programs must run at the same time: a multiprocessor has them for 512 threads
+MAX_REGISTERS = 128  # per thread, if programs must run at the same time: a multiprocessor has enough for 512 threads
 
 
 class WholeSetSplit(NamedTuple):

@@ -14,21 +14,21 @@ from onepass.core.problem import NormProblem
 
 from .launch import WholeSetLaunch
 
-VECTOR_BYTES = 16  # that a thread reads at a time
+VECTOR_BYTES = 16  # a thread reads at most this much at a time
 
 MOST_VECTORS = 20  # for each thread; half as many if not all threads have the same number, because masks take registers
 
 PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements, to choose from; AMD's compiler spills with more
 
-THREADS = 512  # for which a multiprocessor has MAX_REGISTERS registers each, in one program or in several
+THREADS = 512  # on a multiprocessor, in one program or several: it has MAX_REGISTERS registers for each of them
 
 UNLIMITED = 2**20  # programs for each multiprocessor, where they need not run at the same time
 
 # H200, 2026-11-16, in microseconds, in the scale of the other families' costs.
-LAUNCH = 0.7  # `tile` has 3: 2x1280x8x8 takes 5.7 us, and 7.6 us by `tile`
+LAUNCH = 0.7  # less than the 3 of `tile`: 2x1280x8x8 takes 5.7 us, and 7.6 us by `tile`
 ELEMENT = 0.02  # for each element of a thread
 MEMBER = 0.1  # for each member of a team
-ALONE = 1.2  # more, if a multiprocessor has one program, and nothing to do while that waits: 2x1280x32x32, teams of two or four
+ALONE = 1.2  # added if a multiprocessor has only one program, so it idles while that waits: 2x1280x32x32, teams of two or four
 
 
 def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
