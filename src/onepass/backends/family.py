@@ -1,8 +1,8 @@
 """What a kernel family must offer, and the launchers it returns.
 
-A family is an object with a name, reasons why it cannot run a problem, a cost, and functions that return launchers. A launcher is a
-function on tensors, prepared once for a problem and called for every tensor of that kind. A new family subclasses `Family` and joins
-by one line in `planning/registry.py`.
+A family is an object with a name, reasons why it cannot run a problem, a cost, and functions that return launchers. A launcher is
+a function on tensors. It is prepared once for a problem and then runs every call of that kind. A new family subclasses `Family`
+and has one line in `planning/registry.py`.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Backward(Protocol):
 
 
 class Training(NamedTuple):
-    """A minimal forward and backward, where the only operands are x, weight and bias. Both together cost less host time."""
+    """A forward and backward with little host time, for calls whose only operands are x, weight and bias."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]  # (x, weight, bias) -> y, and mean and rstd in one tensor
     backward: Callable[..., tuple[Tensor | None, ...]]  # (dy, x, weight, bias, statistics, needs) -> dx, dweight, dbias
-    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # that tensor -> mean and rstd
+    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # splits that tensor into mean and rstd
     stat_stride: tuple[int, ...]  # the strides of that tensor
 
 
 class Family(Protocol):
-    """One way to compute every problem that `unsupported` does not refuse."""
+    """One way to compute norms: every problem for which `unsupported` returns no reason."""
 
     name: str
     summary: str  # what it does, in a few words for `explain`
-    adds_residual: bool = False  # forward adds the residual itself; otherwise the dispatcher adds it before
-    checks_memory: bool = False  # the minimal launchers raise where a tensor has no memory; otherwise the dispatcher checks
-    disabled_by: str = ""  # the field of Device that holds the reason where `check_launchable` finds one
+    adds_residual: bool = False  # the forward adds the residual; otherwise the dispatcher does, before it
+    checks_memory: bool = False  # the minimal launchers raise if a tensor has no memory; otherwise the dispatcher checks
+    disabled_by: str = ""  # the field of Device to store a reason of `check_launchable` in
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
         """Why this family cannot run the problem; empty if it can."""
@@ -79,11 +79,11 @@ class Family(Protocol):
         return ""
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        """The kernel launches, as plain numbers: they can be tested, and compiled for GPUs that are not present."""
+        """The kernel launches, as plain values. Tests can check and compile them without a GPU."""
         return ()
 
     def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
-        """Compile, where that is needed to know whether the launches can run here. Returns the reason if they cannot, or ""."""
+        """Why the launches cannot run here, or "". This may compile kernels to find out."""
         return ""
 
     def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
@@ -103,5 +103,5 @@ class Family(Protocol):
         return None
 
     def train(self, problem: NormProblem) -> Training | None:
-        """A minimal forward and backward, or None."""
+        """A forward and backward with less host time, or None."""
         return None

@@ -102,7 +102,7 @@ def check_layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) ->
 
 
 def check_num_channels(x: Tensor, channels: int) -> None:
-    """The input of the module LayerNorm2d has the module's number of channels."""
+    """The input of a LayerNorm2d module has the number of channels that the module expects."""
     if x.dim() == 4 and x.shape[1] != channels:
         raise RuntimeError(
             f"Given normalized_shape=[{channels}], expected input with {channels} channels, but got input of size{list(x.shape)}; "

@@ -85,7 +85,7 @@ def _check_common(problem: NormProblem, x: Tensor, weight: Tensor | None, bias: 
 
 
 def _indexed(name: str, t: Tensor | None, map_: ParamMap | None, view: View | None, size: int) -> None:
-    """A parameter has as many elements as the spec says, and the map stays inside it."""
+    """A parameter has as many elements as the spec says, and every index of the map is below that."""
     _sized(name, t, size, "as the spec says")
     if t is None or map_ is None or view is None:
         return

@@ -104,7 +104,7 @@ def _has_nested_strides(t: Tensor) -> bool:
 def _may_share_memory(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors share an element.
 
-    This is exact for slices of one buffer; for others it compares their first and last address.
+    This is exact for tensors of equal dtype, sizes and strides. For others it compares their first and last address.
     """
     if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
         return False

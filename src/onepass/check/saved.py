@@ -22,7 +22,7 @@ from .tensors import SCALAR
 Signature = tuple[torch.dtype, torch.Size, torch.device]
 
 
-# Whether a tensor is a batch of gradients, which `is_grads_batched` makes by a vmap older than functorch's.
+# Whether a tensor is a batch of gradients, from `is_grads_batched=True`. That uses the vmap from before functorch.
 is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 SAVED_NAMES = ("input", *SavedTensors._fields[1:])
@@ -35,7 +35,7 @@ def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
 
 
 def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
-    """The tensors that a backward unpacked, with the dtypes that were saved.
+    """The tensors that a backward unpacked, with the dtypes of the forward.
 
     Raises if a tensor has changed in a way that torch rejects. `were` holds the signatures from the forward.
     """

@@ -1,1 +1,1 @@
-"""What a norm is: axes, views of memory, operands, moments, the definition. Imports nothing of the rest."""
+"""What a norm is: axes, views of memory, operands, moments, the definition. It imports no other folder of onepass."""

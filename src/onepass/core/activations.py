@@ -23,7 +23,7 @@ def _silu_gradient(dy: Tensor, z: Tensor) -> Tensor:
 class Activation(NamedTuple):
     apply: Callable[[Tensor], Tensor]
     into: Callable[..., Tensor]  # the same with out=
-    gradient: Callable[[Tensor, Tensor], Tensor]  # of dy and z
+    gradient: Callable[[Tensor, Tensor], Tensor]  # (dy, z) -> dz
 
 
 _TANH: Any = {"approximate": "tanh"}

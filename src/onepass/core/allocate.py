@@ -1,7 +1,7 @@
-"""New uninitialized tensors at little cost to the host, whatever torch's default device is.
+"""Fast allocation of uninitialized tensors. It ignores torch's default device.
 
 torch.empty_strided takes longer than everything else a small norm does: 2.2 µs on a Neoverse-N1 (2026-11-16). The function that
-inductor's generated code calls takes 1.0 µs. It ignores dispatch modes, so only the direct route may use it, which has none.
+inductor's generated code calls takes 1.0 µs. It ignores dispatch modes, so only the direct route, which has none, may use it.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def affine_inverse(u: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x_hat = (u - bias)/weight, (5) undone; NaN where the weight is zero, since any x_hat has led there. (36)"""
+    """x_hat = (u - bias)/weight, the inverse of (5). NaN where the weight is zero, since u then says nothing about x_hat. (36)"""
     u = u if bias is None else u - bias
-    # Not u/0, which is infinite where y was rounded away from the bias.
+    # u/0 would be infinite where y was rounded away from the bias.
     return u if weight is None else u / weight.masked_fill(weight == 0, torch.nan)
 
 
@@ -41,9 +41,9 @@ class PostAffine(NamedTuple):
         return ACTIVATION_FUNCTIONS[self.activation].apply(z) if self.activation else z
 
     def into(self, y: Tensor, u: Tensor) -> None:
-        """Leave the result in y, where no gradient is needed: a pass less if y is dense and has u's dtype.
+        """Write the result to y, without gradients. It takes one pass less if y is contiguous and has u's dtype.
 
-        (torch 2.13's gelu leaves an `out` that is not contiguous as it was.)
+        (torch 2.13's gelu does not write an `out` that is not contiguous.)
         """
         if self.activation and y.dtype == u.dtype and y.is_contiguous():
             ACTIVATION_FUNCTIONS[self.activation].into(affine(u, self.gain, self.shift), out=y)
@@ -51,17 +51,17 @@ class PostAffine(NamedTuple):
             y.copy_(self(u))
 
     def inverse(self, y: Tensor) -> Tensor:
-        """u from y, where there is no activation. (36)"""
+        """u from y, if there is no activation. (36)"""
         return affine_inverse(y, self.gain, self.shift)
 
     def backward(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of z = u·gain + shift, which is taken from u again, and of u. (32), (33)"""
+        """The gradients of z = u·gain + shift and of u. z is computed again from u. (32), (33)"""
         dz = ACTIVATION_FUNCTIONS[self.activation].gradient(dy, affine(u, self.gain, self.shift)) if self.activation else dy
         return dz, affine(dz, self.gain, None)
 
 
 def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, c2: Tensor | None) -> Tensor:
-    """dx = (wdy - c1 - x_hat·c2)·rstd; c1 is None without a mean, both are None where the statistics were given. (8), (9)"""
+    """dx = (wdy - c1 - x_hat·c2)·rstd; c1 is None without a mean, both are None if the statistics were given. (8), (9)"""
     if c2 is None:
         return wdy * rstd
     return torch.addcmul(wdy if c1 is None else wdy - c1, x_hat, c2, value=-1) * rstd

@@ -1,4 +1,4 @@
-"""What planning and backends may know about the hardware. Only this file asks for it."""
+"""What planning and backends know about the hardware. Only this file queries it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NO_RING = "it is written for Hopper, GPUs of compute capability 9.0"
 
 @dataclass(frozen=True)
 class Device:
-    """A device as plain numbers. So `plan` is pure, and can be tested for hardware that is not present."""
+    """A device as plain values. So `plan` is pure, and tests can plan for hardware that is not present."""
 
     kind: str  # torch's device type: "cpu", "cuda", ...
     name: str = ""
     sms: int = 0  # multiprocessors, or compute units
-    warp: int = 32  # threads that run together
+    warp: int = 32  # threads of a warp, or of a wave
     shared: int = 0  # bytes of shared memory that a program may have
     prefetches: bool = False  # loads can be asynchronous, into shared memory
     chains: bool = False  # supports programmatic dependent launch
@@ -77,7 +77,7 @@ def describe(device: torch.device) -> Device:
 
 
 def _no_c() -> str:
-    """What is known before they are compiled: what ONEPASS_CPU says."""
+    """Why C kernels are not even compiled (ONEPASS_CPU=off), or ""."""
     value = os.environ.get("ONEPASS_CPU", "")
     if value not in ("", "off", "c", "native"):  # native: the older name of c
         raise ValueError(f"ONEPASS_CPU={value!r}, expected off, c, or nothing")
@@ -85,12 +85,12 @@ def _no_c() -> str:
 
 
 def _no_team(device: torch.device, nvidia: bool) -> str:
-    """Whether the driver can promise that all programs of a launch run at the same time."""
+    """Why the driver cannot guarantee that all programs of a launch run at the same time, or ""."""
     if not nvidia:
         return NO_TEAM_ON_AMD
     can, number = ctypes.c_int(0), torch.cuda.current_device() if device.index is None else device.index
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # cooperative launch
     except (OSError, AttributeError):
-        return "libcuda.so.1, which knows whether programs can run at the same time, is not to be found"
+        return "libcuda.so.1 was not found, so it is unknown whether programs can run at the same time"
     return "" if can.value and not failed else "the driver cannot promise that programs run at the same time (cooperative launch)"

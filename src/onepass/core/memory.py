@@ -1,7 +1,7 @@
 """Whether there is memory behind a tensor.
 
 torch's own elementwise operations crash the process if the storage of a tensor was freed. So every tensor is checked before it reaches
-one. `dispatch` checks its operands. Minimal launchers read the addresses anyway, and compare them with LOWEST themselves.
+one. `dispatch` checks its operands. Minimal launchers need the addresses anyway, and compare them with LOWEST themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NoMemory(RuntimeError):
 
 
 class ZeroTensor(NoMemory):
-    """An operand is one of torch's zero tensors, which have no memory. torch's dispatcher fills them in before a registered op."""
+    """An operand is one of torch's zero tensors, which have no memory. The dispatcher allocates them for registered ops."""
 
 
 def require_memory(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:

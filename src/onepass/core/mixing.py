@@ -54,7 +54,7 @@ class MixedStatistics:
         return _weighted(self.var_weight, self.variances).expand(self.sets.m2.shape)
 
     def gradient(self, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """c1 and c2 of the sets, (6) and (7), as (8) needs them for the mix, and the gradients of the weights. (26)-(30)"""
+        """Turn c1 and c2 of the sets, (6) and (7), into those of the mix. Also the gradients of the weights. (26)-(30)"""
         assert self.sets.mean is not None
         dmean, dvar = -rstd * c1, -0.5 * rstd.square() * c2  # (26)
         to_mean, to_var = torch.zeros_like(dmean), torch.zeros_like(dvar)
@@ -65,7 +65,7 @@ class MixedStatistics:
                 to_var = to_var + shared  # (28)
         mixed_c1 = -(to_mean + 2 * to_var * (self.mean - self.sets.mean)) / rstd  # (29)
         mixed_c2 = -2 * to_var / rstd.square()
-        if not self.sets.count:  # of no elements, the moments are nan, and nothing depends on them
+        if not self.sets.count:  # without elements the moments are NaN, and nothing depends on the weights
             return mixed_c1, mixed_c2, torch.zeros_like(self.mean_weight), torch.zeros_like(self.var_weight)
         dmean_weight, dvar_weight = (
             torch.stack([total(d * part, range(d.dim())).sum(-1).sum() * self.sets.count for part in parts]).to(weight.dtype)  # (30)

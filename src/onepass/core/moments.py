@@ -32,13 +32,13 @@ class Moments:
         return self.mean.masked_fill((self.m2 == torch.inf) & (self.mean.abs() > large), 0.0)
 
 
-PIECE = 1 << 14  # elements; torch sums twice as many with several threads, whose number would change the last bits
+PIECE = 1 << 14  # elements; torch sums 2·PIECE elements with several threads, and their number changes the last bits
 
 
 def total(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The sum over `dims`, which keep size 1. Outer dimensions come first, so that each sum runs along contiguous memory."""
     for dim in dims:
-        if x.shape[dim] == x.numel() > PIECE:  # to one number
+        if x.shape[dim] == x.numel() > PIECE:  # all elements are summed to one number
             x = torch.cat([piece.sum(dim, keepdim=True) for piece in x.split(PIECE, dim)], dim)
         if x.shape[dim] != 1:
             x = x.sum(dim, keepdim=True)

@@ -1,4 +1,4 @@
-"""The definitions of the norms, each as a NormSpec. Every one takes further fields of NormSpec as keywords."""
+"""The definitions of the norms, each as a NormSpec. All of them take further fields of NormSpec as keywords."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def layer_norm2d(eps: float = 1e-6, modulated: bool = False, **fields: Any) -> N
 def switchable_norm(
     positions: bool, using_bn: bool = True, eps: float = 1e-5, channel_dim: int = 1, modulated: bool = False, **fields: Any
 ) -> NormSpec:
-    """A mix of InstanceNorm, if there are positions, LayerNorm, and BatchNorm, from the moments of each channel of a sample."""
+    """A mix of InstanceNorm (if there are `positions`), LayerNorm and BatchNorm, from the moments of each channel of a sample."""
     norms = ["-"] * positions + ["c"] + ["n"] * using_bn
     return instance_norm(eps, channel_dim, modulated, mix=", ".join(norms), **fields)
 

@@ -13,9 +13,9 @@ class OptionalOperands(NamedTuple):
     residual: Tensor | None = None  # added to x first
     scale: Tensor | None = None  # modulation: u·(1 + scale) + shift after the affine step
     shift: Tensor | None = None
-    mean_weight: Tensor | None = None  # of a mix: the norms' weights, which sum to one
+    mean_weight: Tensor | None = None  # for a mix: one weight per norm; they sum to one
     var_weight: Tensor | None = None
-    running_mean: Tensor | None = None  # of a mix: given statistics of its last norm
+    running_mean: Tensor | None = None  # for a mix: given statistics of its last norm
     running_var: Tensor | None = None
 
 
@@ -43,7 +43,7 @@ class SavedTensors(NamedTuple):
     bias: Tensor | None
     mean: Tensor | None
     rstd: Tensor
-    var: Tensor | None = None  # of a mix: the variance of each set itself
+    var: Tensor | None = None  # for a mix: the variance of each set itself
     scale: Tensor | None = None
     shift: Tensor | None = None
     mean_weight: Tensor | None = None

@@ -1,6 +1,6 @@
 """A norm bound to memory: x seen as four axes, and which parameter belongs to which element.
 
-Memory layout lives here and nowhere else. Nothing here touches data: `bind` reads shapes, strides and dtypes.
+`bind` reads shapes, strides and dtypes, but no data. `view.py` finds the four axes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .view import ParamMap, View, dense_stride, find_view, stat_stride
 class NormProblem:
     """A spec bound to tensors. Two calls with equal problems run the same plan.
 
-    With a residual, what is normalized is the sum: shape, dtype, strides and views are the sum's.
+    With a residual, the sum is normalized: shape, dtype, strides and views are the sum's.
     """
 
     spec: NormSpec
@@ -29,8 +29,8 @@ class NormProblem:
     weight: torch.dtype | None
     bias: torch.dtype | None
     given: bool  # mean and variance are operands, not computed: evaluation mode
-    last_given: bool  # the same, of the last norm of a mix
-    track: bool  # the variance is wanted beside rstd, for running statistics
+    last_given: bool  # the same for the last norm of a mix
+    track: bool  # the result must have the variance, for running statistics
     x: View | None  # None: this memory has no four-axis view
     y: View | None
     stride: tuple[int, ...]  # of x
@@ -38,7 +38,7 @@ class NormProblem:
     param: ParamMap | None
     stat_shape: tuple[int, ...]  # of mean and rstd: the kept axes, in logical order
     stat_stride: tuple[int, ...]  # dense, in the order of x's memory
-    copied: str  # why x must be copied before this view exists, or ""
+    copied: str  # why x must be copied to have this view, or ""
     scale: torch.dtype | None
     shift: torch.dtype | None
     modulation: ParamMap | None  # which scale and shift an element uses
@@ -112,7 +112,7 @@ def bind(
 ) -> NormProblem:
     """Bind a spec to tensors.
 
-    Example: `bind(spec.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
+    Example: `bind(norms.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
     """
     addends = None
     if optional.residual is not None:
@@ -150,7 +150,7 @@ def bind(
 
 
 def bind_backward(spec: NormSpec, dsum: Tensor | None, saved: SavedTensors, given: bool) -> NormProblem:
-    """Bind a spec to what a backward gets. With a gradient of the sum, x is the sum, and dense."""
+    """Bind a spec to what a backward gets. If there is a gradient of the sum, x is the sum, which is dense."""
     problem = bind(spec, saved.x, saved.weight, saved.bias, given, optional=saved.optional)
     return problem if dsum is None else replace(problem, addends=(saved.x.dtype, dsum.dtype))
 

@@ -1,7 +1,7 @@
 """The definition in plain PyTorch, on the logical axes of a spec.
 
-Every step can be differentiated any number of times, by functorch and forward-mode AD too. So this is the oracle, the route of functorch
-transforms, the double backward, and the fallback where memory has no view of four axes. Equations cite docs/theory.md.
+Every step can be differentiated any number of times, by functorch and forward-mode AD too. So this is the oracle, the double
+backward, the route of functorch transforms, and the fallback if memory has no view of four axes. Equations cite docs/theory.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .spec import NormSpec
 
 
 class _Stored:
-    """A parameter that is stored over some of the axes of x: how it expands to all of them, and how its gradient is summed."""
+    """A parameter with some of the axes of x. It can be expanded to all axes, and its gradient summed back."""
 
     def __init__(self, sizes: list[int], strides: list[int], acc: torch.dtype) -> None:
         self.acc = acc
@@ -78,7 +78,7 @@ class Axes:
 
 
 def _statistics(axes: Axes, x: Tensor, operands: MixOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
-    """The moments of the sets, and the mean and variance to apply, which a mix changes. x has one dimension per axis."""
+    """The moments of the sets, the mean and variance to apply, and the mix of norms, if any. x has one dimension per axis."""
     taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
         return taken, taken.center, taken.var, None
@@ -99,7 +99,7 @@ def forward(
 ) -> Result:
     """Normalize x, by `mean` and `var` if they are given.
 
-    Example: `forward(spec.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
+    Example: `forward(norms.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """
     total = x if optional.residual is None else x + optional.residual
     axes = Axes(spec, total)
@@ -127,7 +127,7 @@ def backward(
     """The gradients, which can be differentiated again. (6)-(11), (26)-(35)
 
     Mean and rstd are computed from x again, unless the statistics were `given`. If the spec says `from_y`, x is y: the gradients are right,
-    but cannot be differentiated, since they do not show how y and rstd depend on x.
+    but cannot be differentiated again, since they do not show how y and rstd depend on x.
     """
     x, weight, bias = saved.x, saved.weight, saved.bias
     axes, needs = Axes(spec, x), Needs(*needs)

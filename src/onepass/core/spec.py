@@ -1,6 +1,6 @@
 """What is normalized: a NormSpec names the axes of a tensor, which of them share statistics, and which carry parameters.
 
-Here belong the definitions of the norms and how a shape splits into their axes. Strides and dtypes live in `problem.py`.
+It also splits a shape into these axes. The specs of our norms are in `norms.py`; strides and dtypes are in `problem.py`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Axis(NamedTuple):
 
     name: str
     size: int
-    dim: int  # the dimension of x it is a factor of
-    within: int  # how many elements of that dimension one step spans
-    reduced: bool  # shares statistics along this axis
+    dim: int  # the dimension of x that this is a factor of
+    within: int  # one step along this axis is this many steps along `dim`
+    reduced: bool  # elements along this axis share statistics
     param: int  # stride into weight and bias, 0 where they do not vary
     modulation: int  # stride into scale and shift, 0 where they do not vary
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A norm, in words for axes.
+    """A norm, described by words for the axes of x.
 
     `axes` has one word per dimension of x. `(g k)` splits a dimension into factors, `*l` stands for any number of dimensions.
     `reduced` lists the axes over which mean and variance are computed. `params` lists the axes that index weight and bias, and `modulated`
@@ -67,7 +67,7 @@ class NormSpec:
         if unkept:
             raise ValueError(f"mix={self.mix!r} names {unkept[0]!r}, which is none of the kept axes {kept}")
         if self.mix and not self.centered:
-            raise ValueError(f"mix={self.mix!r} needs centered=True: sets are taken together by their means")
+            raise ValueError(f"mix={self.mix!r} needs centered=True: sets are merged by their means")
         if self.activation and self.activation not in ACTIVATIONS:
             raise ValueError(f"activation={self.activation!r} is unknown; expected one of {', '.join(ACTIVATIONS)}")
         if self.from_y and (self.activation or self.mix):
@@ -80,7 +80,7 @@ class NormSpec:
                 raise ValueError(f"sizes={self.sizes} leaves {open_} of one dimension open: give the size of all but one of them")
 
     def pack(self) -> tuple[str, list[int], float, float]:
-        """The spec as plain values, numbers apart from words (under compile they may be symbols): how it travels through an op."""
+        """The spec as arguments of an op: words, sizes, eps, weight_offset. Under compile the numbers may be symbolic."""
         names = " ".join([name for name, _ in self.sizes])
         flags = "centered" if self.centered else "", "from_y" if self.from_y else ""
         words = " | ".join([self.axes, self.reduced, self.params, names, self.modulated, self.mix, self.activation, *flags])
@@ -144,7 +144,7 @@ def _dims(axes: str) -> list[list[str]]:
 
 
 def _strides(named: list[tuple[str, int, int, int]], words: str) -> list[int]:
-    """The stride of each axis into a tensor that is stored contiguously over `words`, in that order; 0 where it does not vary."""
+    """The stride of each axis in a contiguous tensor whose dimensions are `words`, in that order; 0 for other axes."""
     strides = [0] * len(named)
     step = 1
     for word in reversed(words.split()):

@@ -1,6 +1,6 @@
 """How a norm sees memory: x as four axes, and which parameter belongs to which element.
 
-Only shapes and strides are read here, no data. `find_view` searches the four axes.
+Only shapes and strides are read here, no data. `find_view` finds the four axes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 class _Placed(NamedTuple):
-    """An axis of more than one element, placed in the memory of x, y, parameters and modulation."""
+    """An axis of more than one element, with its strides in x, y, parameters and modulation."""
 
     size: int
     x: int
@@ -94,7 +94,7 @@ class _Placed(NamedTuple):
 
 
 def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
-    """Dense strides of the statistics, in the order of x's memory. The statistics are then contiguous as (outer, sets)."""
+    """Dense strides of the statistics, in the order of x's memory. So they are contiguous as (outer, sets)."""
     kept = [axis for axis in axes if not axis.reduced]
     strides, step = [0] * len(kept), 1
     for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
@@ -143,7 +143,7 @@ def _fit(cut: tuple[list[_Placed], ...]) -> _Views | None:
 
 
 def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
-    """The map (1) of axes given as (size, stride into the parameter); None if the index is not of that form."""
+    """The map (1) of axes given as (size, stride in the parameter); None if the index does not have that form."""
     outer, reps, sets, run = cut
     a, b, c, d = _periodic(outer), _linear(reps), _linear(sets), _periodic(run)
     if a is None or b is None or c is None or d is None or (d[2] and d[0] * d[1] != prod(size for size, _ in run)):
@@ -159,7 +159,7 @@ def _linear(axes: list[tuple[int, int]]) -> int | None:
 
 
 def _periodic(axes: list[tuple[int, int]]) -> tuple[int, int, int] | None:
-    """(every, period, stride), so that index i along these axes uses parameter (i // every % period)·stride; None if there are none."""
+    """(every, period, stride), so that index i along these axes uses parameter (i // every % period)·stride, or None."""
     used = [i for i, (_, stride) in enumerate(axes) if stride]
     if not used:
         return 1, 1, 0

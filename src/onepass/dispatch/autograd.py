@@ -20,7 +20,7 @@ from .route import DIRECT, OP, REFERENCE, route_backward
 Update = Callable[[Result], None]  # updates running statistics from the result of a forward
 
 _BACKWARD_NAMES = ("dy", "dsum", *SAVED_NAMES)
-pending_updates: ContextVar[list[Update]] = ContextVar("updates")  # what the op's autograd has to do before it saves
+pending_updates: ContextVar[list[Update]] = ContextVar("updates")  # updates to run before the op's autograd saves tensors
 
 
 class Norm(torch.autograd.Function):
@@ -37,7 +37,7 @@ class Norm(torch.autograd.Function):
             stats(result)  # before anything is saved
         ctx.launchers, ctx.dtypes = launchers, (x.dtype, None if optional.residual is None else optional.residual.dtype)
         ctx.set_materialize_grads(False)
-        # Given statistics are running ones, which may change before the backward: save a copy.
+        # Given statistics are running statistics, which may change before the backward. So save a copy.
         mean = None if from_y else result.mean.clone() if given and result.mean is not None else result.mean
         normalized = result.y if from_y else x if result.sum is None else result.sum
         saved: tuple[Tensor | None, ...] = normalized, weight, None if launchers.drops_bias else bias, mean, result.rstd
@@ -49,7 +49,7 @@ class Norm(torch.autograd.Function):
         ctx.save_for_backward(*saved)
         if not stats:
             return result.y, None, None, None, result.sum
-        if given:  # not computed, and perhaps the operands themselves
+        if given:  # not computed here; they may be the operands themselves
             result = result._replace(mean=None, var=None)
         constants = [*result[1:4], None if ctx.needs_input_grad[2] or ctx.needs_input_grad[7] else result.sum]
         ctx.mark_non_differentiable(*(t for t in constants if t is not None))
@@ -76,16 +76,16 @@ class Norm(torch.autograd.Function):
                 return None, None, *in_operand_order(launchers.backward(dy, dsum, saved, needs), *ctx.dtypes)
             except ZeroTensor:
                 pass
-        # A hook on saved tensors may have changed the strides of x: the op binds the tensors it gets.
+        # A hook on saved tensors may have changed the strides of x. The op plans for the tensors that it gets.
         way = OP if way is DIRECT else way
         grads = backward_by_spec(way, problem.spec, problem.given, dy, dsum, saved, needs)
         return None, None, *in_operand_order(grads, *ctx.dtypes)
 
 
 class PlainNorm(torch.autograd.Function):
-    """As Norm, where x, weight and bias are the only operands and the family has a minimal forward and backward.
+    """As Norm, if x, weight and bias are the only operands and the family has a minimal forward and backward.
 
-    In small training steps, everything else costs more than the norm.
+    In small training steps, the other work of Norm would take longer than the kernel.
     """
 
     @staticmethod
@@ -160,7 +160,7 @@ def backward_by_spec(
 
 
 def wanted_gradients(needs: Sequence[bool], saved: SavedTensors) -> list[bool]:
-    """The gradients that are needed, of operands that are there."""
+    """Which gradients to compute: those that are needed and whose operand is not None."""
     return [needed and t is not None for needed, t in zip(Needs(*needs), differentiable(saved))]
 
 

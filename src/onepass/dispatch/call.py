@@ -1,4 +1,4 @@
-"""From a function to a launcher, by the route that the call takes."""
+"""From a function of `onepass.functional` to a launcher, by the route that the call takes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def normalize(
     var: Tensor | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Normalize x, by `mean` and `var` where they are given.
+    """Normalize x, by `mean` and `var` if they are given.
 
-    `define(x, weight, bias, *args)` checks its arguments and returns the spec. It runs once per kind of call, and is part of the key: pass
-    a module-level function, not a lambda made for each call. `check` runs before it, and may look at mean and var.
+    `define(x, weight, bias, *args)` checks its arguments and returns the spec. It runs once per kind of call, and is part of the
+    cache key, so pass a module-level function and not a new lambda in each call. `check` runs before it and may check mean
+    and var.
     """
     # `route(x, weight, bias, mean, var) is not DIRECT`, written out: every call passes here.
     if (
@@ -70,7 +71,7 @@ def normalize(
     except ZeroTensor:
         return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NO_OPTIONAL), False, None).y
     except (RuntimeError, TypeError):
-        # The checks explain what is not in the key (a parameter on another device) or cannot be hashed (a list).
+        # The checks raise a better error for what the key misses (a parameter on another device) or cannot hash (a list).
         check()
         define(x, weight, bias, *args)
         raise
@@ -86,9 +87,9 @@ def normalize_and_track(
     running_var: Tensor,
     momentum: float,
 ) -> Tensor | None:
-    """Normalize x by its own statistics and update the running ones, (12), in one call of a kernel.
+    """Normalize x by its own statistics and update the running statistics, (12), in one call of a kernel.
 
-    Returns None, with nothing done, where that takes more than one call, or where `may_track` has not seen a call of this kind.
+    Returns None and does nothing if no kernel can do that, or if `may_track` has not accepted a call of this kind before.
     """
     running = running_mean, running_var
     if route(x, weight, bias, *running) is not DIRECT or not all(t.is_cpu and t.is_contiguous() for t in running):
@@ -114,7 +115,7 @@ def may_track(
     running_var: Any,
     momentum: Any,
 ) -> bool:
-    """Whether `normalize_and_track` may take this call, which was checked, and with it all calls of its kind."""
+    """Whether `normalize_and_track` may run this call, whose arguments were checked. If so, prepares its launchers."""
     running = running_mean, running_var
     fits = type(momentum) is float and all(t.dtype == torch.float32 and t.is_cpu for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:
@@ -145,13 +146,12 @@ def normalize_with(
     stats: bool = True,
     update: Update | None = None,
 ) -> Result:
-    """As `normalize`, with any operands, and with everything that is computed in the result.
+    """As `normalize`, with all optional operands. Returns the statistics too, and no gradient flows through them.
 
-    No gradient flows through the statistics. The variance is there if `track` asks for it. Given statistics are not returned. Without
-    `stats`, statistics may be missing.
+    `track` requests the variance. Without `stats`, statistics may be missing. Given statistics may be missing in any case.
 
-    `update` gets the result before autograd saves anything, as torch's kernels update running statistics. Checkpointing ends a
-    recomputation when its last tensor is saved, so that nothing after that runs twice.
+    `update(result)` runs before autograd saves a tensor, as torch's kernels update running statistics. Checkpointing stops a
+    recomputation at its last saved tensor, and would skip a later update.
     """
     operands = x, weight, bias, mean, var, *optional
     present = [t for t in operands if t is not None]
@@ -175,7 +175,7 @@ def normalize_with(
     except ZeroTensor:
         return _by_spec(OP, define(summed_like(x, optional.residual), weight, bias, *args), operands, track, update)
     except RuntimeError:
-        define(summed_like(x, optional.residual), weight, bias, *args)  # explains a parameter on another device, as in `normalize`
+        define(summed_like(x, optional.residual), weight, bias, *args)  # raises a better error, as in `normalize`
         raise
     if update:
         update(result)
@@ -202,7 +202,7 @@ def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track:
         given, added = operands[4] is not None, operands[5] is not None
         mean, var = mean.detach() if spec.centered and not given else None, var.detach() if track else None
         result = Result(y, mean, rstd.detach(), var, _if_needed(total, operands) if added else None)
-        if update and (pending or compiling()):  # autograd saved nothing, and did not update
+        if update and (pending or compiling()):  # autograd saved nothing, so it did not update
             update(result)
         return result
     x, weight, bias, mean, var, *others = operands

@@ -2,8 +2,8 @@
 
     add → norm → silu      becomes      norm, with a residual and an activation
 
-Inductor runs it after this process has traced a graph with one of our norms. It changes only graphs that contain one. In such a graph,
-torch's group_norm followed by an activation becomes ours as well. Other compilers can call `fuse_neighbours` themselves.
+Inductor runs the pass once this process has traced one of our norms. It changes only graphs that contain one. In such a graph,
+it also replaces torch's group_norm by ours if an activation follows. Other compilers can call `fuse_neighbours` themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import fx
 
 from onepass.core import norms
 
-_WORDS, _RESIDUAL, _SUM = 5, 10, 4  # the places of two arguments, and of one result, of onepass::norm
+_WORDS, _RESIDUAL, _SUM = 5, 10, 4  # positions of two arguments and one result of onepass::norm
 
 
 _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
@@ -38,7 +38,8 @@ def fuse_neighbours(graph: fx.Graph) -> int:
     merged = 0
     if not any(_is_norm(node) for node in graph.nodes):
         return 0
-    autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)  # there torch's is float32
+    # Under autocast, torch's group_norm computes in float32.
+    autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)
     for node in [] if autocast else list(graph.nodes):
         if node.target is torch.nn.functional.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
             _to_ours(graph, node)
@@ -50,7 +51,7 @@ def fuse_neighbours(graph: fx.Graph) -> int:
 
 
 def install() -> None:
-    """Have inductor run `merge`, if it is loaded, beside the pass it may have been given."""
+    """Make inductor, if it is loaded, run `fuse_neighbours` after any pass that the user has set."""
     config: Any = sys.modules.get("torch._inductor.config")
     if config is None or isinstance(before := config.pre_grad_custom_pass, _pass_class()):
         return
@@ -74,7 +75,7 @@ def _pass_class() -> type:
 
             def uuid(self) -> Any:
                 before = None if self.before is None else getattr(self.before, "uuid", lambda: None)()
-                unknown = self.before is not None and before is None  # then inductor must not reuse what it compiled
+                unknown = self.before is not None and before is None  # then inductor must not cache what it compiles
                 return None if unknown else (get_hash_for_files((__file__,)), before)
 
         _Pass = Pass
@@ -93,7 +94,7 @@ def _results(node: fx.Node, at: int) -> list[fx.Node]:
 
 
 def _activation(node: fx.Node) -> str:
-    """Its name where a node is one a norm can apply, else ""."""
+    """The name of a node's activation, if a norm can apply it, else ""."""
     name = _ACTIVATIONS.get(node.target, "") if node.op == "call_function" and len(node.args) == 1 else ""
     kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
     if name == "gelu" and kwargs == {"approximate": "tanh"}:
@@ -124,7 +125,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     if not _quiet(total, node):
         return False
     if any(order[arg] > order[total] for arg in others) or any(_is_norm(user) and order[user] < order[node] for user in total.users):
-        return False  # the norm cannot be where the sum is; or another has taken it
+        return False  # an operand is computed after the sum, or an earlier norm uses the sum
     with graph.inserting_after(total):
         args = [total.args[0], *node.args[1:]]
         args[_RESIDUAL] = total.args[1]
@@ -140,7 +141,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _quiet(first: fx.Node, last: fx.Node) -> bool:
-    """Whether between two nodes nothing is changed in place, nor the mode in which gradients or dtypes are decided."""
+    """Whether no node between the two may change a tensor in place, or change the grad, inference or autocast mode."""
     node = first.next
     while node is not last:
         name = str(getattr(node.target, "__name__", node.target))
@@ -161,7 +162,7 @@ def _quiet(first: fx.Node, last: fx.Node) -> bool:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """The sum of two tensors alike; a norm adds no others."""
+    """Whether a node adds two tensors of equal shape and dtype. Other sums are not fused."""
     if node.op != "call_function" or node.target not in (operator.add, torch.add) or node.kwargs or len(node.args) != 2:
         return False
     values = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args]
@@ -170,7 +171,7 @@ def _is_sum(node: fx.Node) -> bool:
 
 
 def _to_ours(graph: fx.Graph, node: fx.Node) -> None:
-    """torch's group_norm by our op."""
+    """Replace torch's group_norm by our op."""
     names = ("input", "num_groups", "weight", "bias", "eps")
     given: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, node.args)), **node.kwargs}
     packed = norms.group_norm(given["num_groups"], given["eps"]).pack()

@@ -1,7 +1,7 @@
 """The launchers of a call, found by one key in one cache.
 
-A *kind* of call is everything that decides how it runs: the norm and its arguments, the options in force, and the shapes, strides, dtypes
-and devices of its tensors. Calls of the same kind share their Launchers.
+The *kind* of a call is everything that decides how it runs: the norm and its arguments, the current options, and the shapes,
+strides, dtypes and devices of its tensors. Calls of the same kind share their Launchers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it che
 Kind = tuple[Any, ...]
 
 OPERAND_NAMES = ("input", "weight", "bias", "running_mean", "running_var", *OptionalOperands._fields)
-MOST_KINDS = 4096  # kinds that are kept; a server that sees ever new shapes must not grow without bound
+MOST_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
 
 _known: dict[Kind, Launchers] = {}
 find = _known.get
@@ -37,9 +37,9 @@ forget_all = _known.clear
 
 
 def kind_of(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, others: Any) -> Kind:
-    """The key of a call. `others` is what else decides how it runs: `signatures` of further tensors, or None.
+    """The key of a call. `others` is whatever else decides how it runs, such as `signatures_of` further tensors.
 
-    Devices of weight and bias are not part of the key, since the launchers check them.
+    The devices of weight and bias are not part of the key. The launchers check them.
     """
     return (
         define, args, options_in_context.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
@@ -68,7 +68,8 @@ def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tens
 def plan_launchable(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
     """The plan of the forward, and the Device it was made for.
 
-    A family may find out only by compiling that it cannot run here. Then the Device gets its reason, and the planner chooses again.
+    Some families must compile to find out whether they can run here. If one cannot, its reason is stored in the Device, and the
+    planner chooses again.
     """
     described = describe(device)
     while True:
@@ -95,9 +96,9 @@ class Launchers:
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.options, self.device = problem, options, device
-        self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of x among the saved tensors
-        self.saved: list[Any] | None = None  # the signatures of what calls of this kind save for their backward
-        self.drops_bias = False  # the bias is not saved; in the backward, the weight stands for its shape and dtype
+        self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of the saved x
+        self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
+        self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
         self._family = family_named(self.plan.family)
 
@@ -112,7 +113,7 @@ class Launchers:
         return self._add_first(self._family.forward(self.problem, self.plan.launches, statistics=False))
 
     def _add_first(self, launch: Forward) -> Forward:
-        """`launch`, with x + residual before it where the family does not add them itself."""
+        """`launch`, with x + residual computed first if the family does not add them itself."""
         problem = self.problem
         if problem.addends is None or self._family.adds_residual:
             return launch

@@ -1,7 +1,8 @@
 """Which route a call takes from its function to a kernel.
 
 - direct: plain tensors outside of compile go straight to a launcher, through an autograd.Function if a gradient is needed;
-- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which do not mutate;
+- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which change no
+  operand in place;
 - reference: functorch transforms, forward-mode AD and jit.trace see the definition in torch operations, and so does a backward that will
   itself be differentiated.
 """
@@ -36,10 +37,10 @@ def route(*operands: Tensor | None) -> str:
 
 
 def route_backward(dy: Tensor, *saved: Tensor | None) -> str:
-    """Which route a backward takes: the reference where it will be differentiated itself, or dy is a batch of gradients."""
+    """Which route a backward takes: the reference if it will itself be differentiated or dy is a batch of gradients."""
     return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *saved)
 
 
 def has_negative_bit(*operands: Tensor | None) -> bool:
-    """Whether memory holds the negative of the values that one of these tensors shows."""
+    """Whether one of these tensors has the negative bit: its memory holds the negative of its values."""
     return True in [t.is_neg() for t in operands if t is not None]

@@ -36,8 +36,8 @@ class Stats(NamedTuple):
     rstd: Tensor  # 1/sqrt(var + eps)
 
 
-# The extras of a call that are not arguments of its definition: the dimension of the channels (for `modulate`), `modulate`, `out` and
-# `return_stats`. A plain tuple, since making a NamedTuple takes the host longer.
+# (channel_dim, modulate, out, return_stats): the extras that are not arguments of a definition. `modulate` needs channel_dim.
+# This is a plain tuple because a NamedTuple takes longer to make.
 Extras = tuple[int, Modulation | None, Tensor | None, bool]
 
 

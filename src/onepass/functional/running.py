@@ -66,8 +66,8 @@ def instance_norm(
             assert result.mean is not None
             update_running(running_mean, running_var, result.mean.mean(0), unbiased(result.var, input).mean(0), momentum)
 
-    # torch updates running statistics after its norm has saved its tensors.
-    # An activation or a modulation saves more tensors, after the update.
+    # torch updates running statistics after its norm has saved tensors. Do the same, for checkpointing.
+    # In torch, an activation or a modulation then saves more tensors. So with these, update before tensors are saved.
     early = update if track and (activation is not None or modulate is not None) else None
     keywords: dict[str, Any] = {"running": running, "track": track, "update": early}
     result = normalize_with_extras(define_instance_norm, args, input, weight, bias, extras, **keywords)

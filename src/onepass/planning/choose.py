@@ -21,7 +21,7 @@ class Plan:
     variant: str  # which kernel of the family
     direction: Direction
     why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot run the problem, with its reasons
-    launches: Launches = ()  # of a GPU family: its kernel launches
+    launches: Launches = ()  # the kernel launches, for a GPU family
 
     def __str__(self) -> str:
         return f"{self.family}.{self.variant}" if self.variant else self.family

@@ -26,7 +26,7 @@ class ExplainRequested(Exception):
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a call would run. As a string, in words: the sets, the view of memory, the parameters, the plans, and why not the others."""
+    """How a call would run. `str()` gives the sets, the view of memory, the parameters, the plans, and why not other families."""
 
     problem: NormProblem
     device: Device
@@ -67,7 +67,7 @@ class Explanation:
 
 
 def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Families that give the same reason, together."""
+    """Join the names of families that give the same reason."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons:
         names.setdefault(reason, []).append(name)
@@ -98,7 +98,7 @@ def _sets(p: NormProblem) -> str:
 
 
 def _view(p: NormProblem) -> str:
-    """Memory as four axes, and what a set is in it."""
+    """Memory as four axes, and where a set is in it."""
     if p.x is None:
         return "none: " + ("there are no elements" if 0 in p.shape else "this memory cannot be seen as four axes")
     v = p.x
@@ -130,7 +130,7 @@ def _inverse(p: NormProblem) -> str:
 
 
 def _traffic(p: NormProblem, chosen: Plan) -> str:
-    """What the bytes are."""
+    """Which tensors the bytes belong to."""
     if chosen.direction == "forward":
         moved = "x and residual read, sum and y written" if p.addends else "x read, y written"
     else:
@@ -147,13 +147,13 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     options = current_options()
     token = options_in_context.set(options._replace(explain=True))
     try:
-        (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a module may count its calls
+        (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a copy: a module may count its calls
     except ExplainRequested as asked:
         forward = plan(asked.problem, asked.device, "forward", options)
         back = asked.problem.for_direction("backward")
         try:
             backward = plan(back, asked.device, "backward", options)
-        except CannotForce:  # a family may have a forward alone
+        except CannotForce:  # the pinned family may have no backward
             backward = plan(back, asked.device, "backward")
         return Explanation(asked.problem, asked.device, forward, backward, options.family is not None)
     finally:

@@ -11,7 +11,7 @@ from .registry import FAMILIES
 
 
 class Options(NamedTuple):
-    """What a caller may ask of the planner. It is part of the key of every call."""
+    """What a caller may ask of the planner. Part of the cache key of every call."""
 
     family: str | None = None
     explain: bool = False
@@ -30,7 +30,7 @@ options_in_context: ContextVar[Options] = ContextVar("onepass_options", default=
 
 @contextmanager
 def force(family: str | None) -> Iterator[None]:
-    """Run every call inside by one family. Calls raise `CannotForce` if it cannot run them.
+    """Run every call in this context with one family. A call raises `CannotForce` if the family cannot run it.
 
     Example: `with onepass.force(family="blockwise"): y = onepass.functional.layer_norm(x, (64,))`
     """
@@ -47,9 +47,9 @@ def force(family: str | None) -> Iterator[None]:
 class batch_invariant:
     """Make the result of a sample independent of how many samples are in the batch.
 
-    The setting holds for the whole process; as a context manager, until the end of the block. Work is then divided by the size of one
-    sample, and not to fill the GPU. The forward of the GPU families keeps this promise for samples of equal strides and alignment. Norms
-    whose sets span the batch cannot keep it.
+    The setting holds for the whole process; as a context manager, until the end of the block. Kernels then divide the work
+    by the size of one sample, not by what fills the GPU. This holds for the forward of the GPU families, if samples have equal
+    strides and alignment. It cannot hold for norms whose sets span the batch.
 
     Example: `onepass.batch_invariant(True)`
     """
@@ -67,5 +67,5 @@ class batch_invariant:
 
 
 def current_options() -> Options:
-    """The options that are in force now."""
+    """The options in effect now."""
     return options_in_context.get()._replace(invariant=batch_invariant.on)

@@ -1,4 +1,4 @@
-"""The kernel families. A new family joins here, by one line."""
+"""The kernel families. Add a line here for a new family."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The CPU kernels in C: compiled on first use, called by pointers."""
+"""The CPU kernels in C: compiled on first use, called through ctypes."""

@@ -170,7 +170,7 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
             print_to_terminal(f"onepass: waiting for {holder}, which is compiling the CPU kernels and holds {path}, up to {left:.0f} s …\n")
         shown = True
         sleep(0.05)
-    with suppress(OSError):  # waiting processes print this; on a full disk they can do without
+    with suppress(OSError):  # for the messages of waiting processes; a full disk does not matter
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     return True
@@ -192,7 +192,7 @@ def scratch_prefix() -> str:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise before compiling if something blocks the paths of the new files. That is only a directory that is not empty."""
+    """Raise, before compiling, if a directory is where a new file must go. An empty directory is removed instead."""
     for old in (path, path.with_suffix(".sha256")):
         try:
             os.rmdir(old)
@@ -205,9 +205,8 @@ def check_replaceable(path: Path) -> None:
 def remove_leftovers(directory: Path, locked: bool) -> None:
     """Remove the scratch folders of killed processes.
 
-    With the lock, these are all of this machine's. Those of other machines are removed after a day.
-
-    Other libraries stay, since another machine may be using them over a network file system.
+    If this process holds the lock, all scratch folders of this machine are leftovers. Those of other machines are removed after
+    a day. Other libraries stay, since another machine may be using them over a network file system.
     """
     with suppress(OSError):
         for entry in list(os.scandir(directory)):

@@ -30,15 +30,15 @@ class C(Family):
         if problem.x is None:
             return [problem.why_no_view]
         if problem.acc == torch.float64:
-            return ["C kernels compute in float32, and float64 asks for more"]
+            return ["C kernels compute in float32, which is not enough for float64"]
         dtypes = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ()))
-        return [f"C kernels know no {dtype}" for dtype in dict.fromkeys(dtypes) if dtype not in DTYPES]
+        return [f"C kernels do not support {dtype}" for dtype in dict.fromkeys(dtypes) if dtype not in DTYPES]
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
         return torch_cost(0.5, problem, device, direction)
 
     def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
-        """Compile the C library. Returns the reason where that is not possible."""
+        """Compile the C library. Returns the reason if that fails."""
         from .cache import Unavailable
         from .library import load
 

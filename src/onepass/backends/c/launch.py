@@ -1,4 +1,4 @@
-"""The launchers of the C kernels: a problem is packed once, the addresses of its tensors in each call."""
+"""The launchers of the C kernels. A problem is packed once; the addresses of its tensors are packed in each call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads the compiled C kernels, and finds the threads that they may use."""
+"""Loads the compiled C kernels, and finds out how many threads they may use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Library(NamedTuple):
     forward: Callable[..., int]
     track: Callable[..., int]
     backward: Callable[..., int]
-    threads: Callable[[], int]  # how many may work
-    one_thread: str  # why no more than one may, or ""
+    threads: Callable[[], int]  # how many a call may use
+    one_thread: str  # why calls use one thread only, or ""
     path: str
 
 
@@ -40,21 +40,21 @@ def load() -> Library:
 
 
 def _openmp() -> tuple[c_void_p, str]:
-    """GOMP_parallel of the OpenMP runtime that torch works with: its threads are ours, and there are never more than torch has."""
-    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a look-up here finds the runtime that this library is linked with
-    for name in (str(linked), None):  # None: what the process shows to all, where torch lies elsewhere
+    """GOMP_parallel of torch's OpenMP runtime, and "" or why there is none. So torch and onepass share the same threads."""
+    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a lookup in it also searches the runtime it is linked with
+    for name in (str(linked), None):  # None: all global symbols of this process
         with suppress(AttributeError, OSError, TypeError):
             return c_void_p.from_buffer(CDLL(name).GOMP_parallel), ""
     return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
 
 
 def threads() -> int:
-    # The OpenMP runtime's threads do not come along in a fork, and it would wait for them.
+    # A forked child does not have the threads of the OpenMP runtime, which would wait for them.
     return 1 if Process.forked else torch.get_num_threads()
 
 
 def state() -> str:
-    """In words: whether the kernels can be used, from where and with how many threads; or why not."""
+    """The path of the library and the number of threads, or why the kernels cannot be used. For `doctor`."""
     try:
         library = load()
     except Unavailable as reason:

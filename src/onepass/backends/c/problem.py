@@ -1,4 +1,4 @@
-"""A problem and its tensors as the C kernels take them. The structures are those of src/problem.h."""
+"""A problem and its tensors in the form that the C kernels take: the structures Problem and Tensors of src/problem.h."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 ACTIVATIONS = ("", "silu", "relu", "gelu", "gelu_tanh")
 
 
-_small = 1 << 15  # elements; fewer stay on one thread
+_small = 1 << 15  # problems with fewer elements use one thread
 
 
 def share_from(elements: int) -> None:
-    """From how many elements on work is shared among threads, for tests: problems that are bound later go by it."""
+    """Set from how many elements on threads share the work. For tests; it affects launchers that are made later."""
     global _small
     _small = elements
 
@@ -42,7 +42,7 @@ pack_tensors = Struct("@20P").pack
 
 
 class Call:
-    """A problem as the kernels take it, and what its calls have in common."""
+    """What all calls of a problem share."""
 
     def __init__(self, problem: NormProblem) -> None:
         self.problem, self.library = problem, load()
@@ -62,7 +62,7 @@ class Call:
         return 1 if self.small else self.library.threads()
 
     def stat(self, stat: Tensor | None) -> Tensor | None:
-        """A statistic as (outer, sets)."""
+        """A statistic in float32, contiguous as (outer, sets)."""
         if stat is None:
             return None
         require_cpu(stat)
@@ -78,7 +78,7 @@ def require_cpu(t: Tensor) -> None:
 
 
 def dense(t: Tensor | None) -> Tensor | None:
-    """A parameter as the kernels index it."""
+    """A contiguous copy of a parameter, or the parameter itself."""
     if t is None:
         return None
     require_cpu(t)
@@ -98,7 +98,7 @@ def addresses(*tensors: Tensor | None) -> list[int]:
 
 
 def checked_addresses(names: Sequence[str], *tensors: Tensor | None) -> list[int]:
-    """As `_pointers`, where nobody has seen yet that there is memory behind them."""
+    """As `addresses`, but raises if a tensor has no memory."""
     pointers = []
     for t in tensors:
         at = 0 if t is None else t.data_ptr()
@@ -113,7 +113,7 @@ def out_of_memory() -> NoReturn:
 
 
 def check_status(failed: int) -> None:
-    """Raise if a kernel says that it failed. A kernel fails only where it cannot allocate."""
+    """Raise if a kernel failed. It fails only if it cannot allocate memory."""
     if failed:
         out_of_memory()
 

@@ -9,6 +9,8 @@ from onepass.core.view import ParamMap
 
 
 class Map(NamedTuple):
+    """A ParamMap of src/problem.h: the map (1), and the number of parameters."""
+
     every: int
     period: int
     a: int
@@ -24,21 +26,21 @@ class Map(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The view as the kernels walk it."""
+    """The view as the kernels walk it. `tile` chooses the walk of src/tiles.h."""
 
     sizes: tuple[int, int, int, int]
     strides: tuple[int, int, int]  # of x
     param: Map
     modulation: Map
     tile: bool
-    copies: bool  # x is laid out like y first
-    fold: int = 1  # narrow rows of a tile that are walked as one
+    copies: bool  # x is first copied to the layout of y
+    fold: int = 1  # how many narrow rows of a tile are walked as one
 
 
-SHORT = 64  # a run that is walked across rather than along
+SHORT = 64  # elements; shorter runs are walked as tiles, row by row across the sets
 
 
-NARROW = 1024  # elements; rows that are not half as wide are walked several at a time
+NARROW = 1024  # elements; the largest width of several rows that are walked as one
 
 
 def walk_of(problem: NormProblem) -> Walk:
@@ -49,7 +51,7 @@ def walk_of(problem: NormProblem) -> Walk:
     copies = bool(problem.copied) or (r > 1 and t < SHORT and s > 1 and xs != t) or (r > 1 and s == 1 and t < SHORT and xr != t)
     if copies:
         xo, xr, xs = r * s * t, s * t, t
-    if s == 1 and r > 1 and xr == t:  # a set is one stretch of memory
+    if s == 1 and r > 1 and xr == t:  # a set is contiguous
         flat = [_flat(map_, t) for map_ in maps]
         if None not in flat:
             return Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
@@ -60,7 +62,7 @@ def walk_of(problem: NormProblem) -> Walk:
 
 
 def _flat(map_: Map, run: int) -> Map | None:
-    """The map of rows of `run` that follow one another, seen as one row; None where it is not of the form (1)."""
+    """The map if consecutive rows of `run` elements are taken as one row; None if that does not have the form (1)."""
     if map_.b == 0 == map_.d:
         return map_
     if map_.d == 0:

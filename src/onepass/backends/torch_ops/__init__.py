@@ -1,1 +1,1 @@
-"""Families that are made of torch operations, on any device."""
+"""Families made of torch operations."""

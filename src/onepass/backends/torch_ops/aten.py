@@ -1,9 +1,12 @@
-"""The aten family: torch's own kernels called on the view, each for the views it walks.
+"""The aten family: torch's own kernels, called on the view. Each variant takes certain views:
 
-"rows" normalizes contiguous rows with one parameter per element of a row, "row_groups" rows in which runs of elements share a parameter,
-"channels" the middle one of three axes, "given" that axis by given statistics. torch keeps statistics in x's dtype unless the parameters
-are fp32, so parameters are handed over in the accumulator's dtype wherever statistics come back. Where something follows the affine step,
-the kernel runs in the accumulator's dtype and the rest is elementwise.
+- "rows": contiguous rows, with one parameter per element of a row, as in layer_norm and rms_norm;
+- "row_groups": contiguous rows in which runs of elements share a parameter, as in group_norm;
+- "channels": one set for each index of the middle one of three axes, as in batch_norm;
+- "given": the same with given statistics.
+
+torch returns statistics in x's dtype unless the parameters are float32. So these are passed in the accumulator's dtype. If a
+modulation or an activation follows the affine step, the kernel also gets x in that dtype, and elementwise operations do the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class _Rows:
 
     def infer(self, problem: NormProblem):
         row, eps = self.row, self.eps
-        if self.centered:  # the call that must cost little more than torch's own
+        if self.centered:
             return lambda x, weight, bias, mean, var: torch.layer_norm(x, row, weight, bias, eps, False)
         if problem.weight in (None, problem.dtype):
             return lambda x, weight, bias, mean, var: torch.rms_norm(x, row, weight, eps)
@@ -75,7 +78,7 @@ class _RowGroups:
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
         if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
             weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
-        # torch takes Σ dy·x - mean·Σ dy, which loses digits where the mean is large. So the kernel gets x - mean, and 0 as the mean.
+        # torch computes Σ dy·x - mean·Σ dy, which loses digits if the mean is large. So it gets x - mean, and 0 as the mean.
         x, mean = (x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)
         sets, dy = (self.sizes[0], self.groups), dy.to(x.dtype)
         return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.sizes, self.groups, needs)
@@ -96,7 +99,7 @@ class _Channels:
             return lambda x, weight, bias, mean, var: torch.batch_norm(x, weight, bias, mean, var, training, 0.0, eps, False)
 
     def forward(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Result:
-        # With momentum 1 the kernel leaves the batch's own mean and unbiased variance in the running ones.
+        # With momentum 1, the running statistics become the batch's mean and unbiased variance.
         running = torch.zeros((2, *self.param_shape), dtype=self.acc, device=x.device)
         y, mean, rstd = torch.native_batch_norm(x, weight, bias, running[0], running[1], True, 1.0, self.eps)
         return Result(y, mean, rstd, running[1] * ((self.count - 1) / self.count))
@@ -116,7 +119,7 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
-    """torch's function on x itself, where nothing must be packed, reshaped, offset or added at the end; None elsewhere."""
+    """torch's function on x itself. None if x needs another shape or layout, or if the weight or y needs another step."""
     kernel, spec = KERNELS[variant(problem)](problem), problem.spec
     plain = spec.params and not spec.weight_offset and not problem.has_post_affine
     return kernel.infer(problem) if kernel.as_it_is and plain else None
@@ -183,13 +186,13 @@ def backward(problem: NormProblem) -> Backward:
 
 
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
-    """x, laid out like y, as a contiguous tensor of the kernel's shape; in the accumulator's dtype if there is a tail."""
+    """x in y's memory order, with the kernel's shape. In the accumulator's dtype if something follows the affine step."""
     x = laid_out(x.to(problem.acc) if problem.has_post_affine else x, problem.y_stride)
     return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
 
 
 def _unpacked(y: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
-    """What the kernel returned, in x's shape and order; not as a view, which autograd would not let users change in place."""
+    """The kernel's result with x's shape and y's strides. Not a view, since autograd would not let users change it in place."""
     if kernel.as_it_is:
         return y
     return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), problem.shape, problem.y_stride)  # pyright: ignore

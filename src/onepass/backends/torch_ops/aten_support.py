@@ -13,7 +13,7 @@ from onepass.core.view import contiguous_stride
 
 
 def variant(problem: NormProblem) -> str:
-    """Which of torch's kernels computes this view and parameter map: "rows", "row_groups", "channels", "given"; "" for none."""
+    """Which of torch's kernels fits this view and parameter map: "rows", "row_groups", "channels", "given", or "" for none."""
     x, p = problem.x, problem.param
     if x is None or p is None:
         return ""
@@ -31,9 +31,9 @@ def variant(problem: NormProblem) -> str:
 
 
 def unsupported(problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-    """torch's own kernels, where they meet the error budget. The budget was measured on 2026-11-15, torch 2.13, x86-64."""
+    """Why torch's kernels cannot run the problem within the error budget. Errors: torch 2.13 on x86-64, 2026-11-15."""
     if device.kind != "cpu":
-        return [f"torch's kernels were held against the error budget on the CPU only, this is {device.kind}"]
+        return [f"torch's kernels were compared with the error budget on the CPU only, this is {device.kind}"]
     if problem.x is None:
         return [problem.why_no_view]
     if problem.spec.mix:
@@ -43,10 +43,9 @@ def unsupported(problem: NormProblem, device: Device, direction: Direction) -> l
     if not kernel and p and problem.x.reps > 1 and (p.a, p.b, p.c) == (0, 0, problem.x.run) and not problem.given:
         return ["torch's channels-last kernel takes E[x²] - E[x]²: 27000 times the error budget where the mean is 10⁴·std"]
     if not kernel:
-        return ["none of torch's kernels walks this view with this parameter map"]
-    half = (
-        problem.dtype in (torch.float16, torch.bfloat16) and not problem.has_post_affine
-    )  # what follows the affine step makes the kernel sees a float32 copy
+        return ["none of torch's kernels supports this view with this parameter map"]
+    # With a modulation or an activation, the kernel gets a float32 copy.
+    half = problem.dtype in (torch.float16, torch.bfloat16) and not problem.has_post_affine
     reasons = []
     if kernel == "channels":
         if problem.x.run == 1:
@@ -56,11 +55,11 @@ def unsupported(problem: NormProblem, device: Device, direction: Direction) -> l
         if half:
             reasons.append("torch's half-type batch statistics exceed the error budget (1.7x with float32 parameters)")
         if prod(problem.shape) == problem.x.sets:
-            reasons.append("torch hands out the unbiased variance, and one value per set has none")
+            reasons.append("torch returns the unbiased variance, which a set of one value does not have")
     elif problem.track:
-        reasons.append("torch's row kernels hand out rstd, not the variance that running statistics need")
+        reasons.append("torch's row kernels return rstd, not the variance that running statistics need")
     if kernel in ("rows", "row_groups") and not problem.spec.eps:
-        reasons.append("without an eps, torch's row kernels make NaN of a constant set, where the other kernels have 0")
+        reasons.append("without an eps, torch's row kernels return NaN for a constant set, where the other kernels return 0")
     if direction == BACKWARD and kernel == "rows" and half:
         reasons.append("torch's half-type parameter gradients exceed the error budget (over 1000x)")
     if direction == BACKWARD and problem.addends and half:
@@ -68,7 +67,7 @@ def unsupported(problem: NormProblem, device: Device, direction: Direction) -> l
     if direction == BACKWARD and not problem.spec.centered:
         reasons.append("torch has no CPU kernel for the backward of rows without a mean")
     if direction == BACKWARD and kernel == "given":
-        reasons.append("torch's backward by given statistics needs the variance, and rstd is what is saved")
+        reasons.append("torch's backward with given statistics needs the variance, but rstd is saved")
     if direction == BACKWARD and problem.from_y:
         reasons.append("torch's backward takes x, and y is what is saved")
     return reasons

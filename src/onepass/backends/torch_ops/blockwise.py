@@ -1,7 +1,7 @@
-"""The formula family: reduce, combine and apply with torch operations, on the four-axis view, block by block.
+"""The blockwise family: torch operations on the four-axis view, block by block.
 
-Blocks bound the temporaries, whatever the size of x. Sets larger than a block are reduced block by block, their moments merged, and read
-again. All sums are taken in one fixed order.
+Blocks limit the size of temporary tensors. A set larger than a block is reduced block by block, and the moments of the blocks are
+merged. Then its blocks are read again. Sums are always taken in the same order.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from onepass.core.view import ParamMap, View, contiguous_stride, laid_out
 BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
 
 
-Block = tuple[slice, ...] | None  # None: all of it
+Block = tuple[slice, ...] | None  # None: the whole tensor
 
 
 def _factors(extent: int, *cuts: int) -> list[tuple[int, int]]:
-    """An axis as factors (size, step), outermost first, with a boundary at each cut. Cuts divide one another."""
+    """An axis as factors (size, step), outermost first, with a boundary at each cut. Each cut divides the next larger one."""
     ends = sorted({1, extent, *cuts})
     return [(above // below, below) for below, above in reversed(list(pairwise(ends)))] or [(1, 1)]
 
 
 class _Indexed:
-    """Where a parameter lies against the axes of a frame: of size 1 where it does not vary."""
+    """The sizes and strides of a parameter on the axes of a frame. The size is 1 along axes where it does not vary."""
 
     def __init__(self, p: ParamMap, outer: list[tuple[int, int]], reps: int, sets: int, run: list[tuple[int, int]]) -> None:
         end = p.every * p.period
@@ -66,10 +66,10 @@ class _Indexed:
 
 
 class _Frame:
-    """The tensors of a problem on the four axes, with o and t split where the parameter indices (1) need it, without a copy where the view
-    allows, and the blocks to walk them in.
+    """The tensors of a problem on the four axes, and the blocks in which they are processed.
 
-    `blocks` lists blocks of whole sets, each with the blocks in which it is read.
+    `outer` and `run` are split into factors, so that the parameter indices (1) become strides. `blocks` lists blocks of whole
+    sets, each with the smaller blocks in which it is read.
     """
 
     def __init__(self, problem: NormProblem) -> None:
@@ -97,7 +97,7 @@ class _Frame:
         return self.y(x) if self.problem.copied else self._split(x, self.x_view)
 
     def y(self, y: Tensor) -> Tensor:
-        """A tensor of x's shape; one that is not laid out like y is copied."""
+        """A tensor of x's shape. It is copied if it does not have y's strides."""
         return self._split(laid_out(y, self.problem.y_stride), self.y_view)
 
     def new_y(self, x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class _Frame:
         return dense.as_strided(self.stat_size, contiguous_stride(self.stat_size))
 
     def kept(self, stat: Tensor) -> Tensor:
-        """A statistic of the frame, back in the shape of the kept axes."""
+        """A statistic of the frame in the shape of the kept axes."""
         return stat.as_strided(self.problem.stat_shape, self.problem.stat_stride)
 
     def mix(self, mean: Tensor, var: Tensor, operands: MixOperands) -> MixedStatistics:
@@ -126,7 +126,7 @@ class _Frame:
         return mix_statistics(self.problem.spec, self.problem.shape, sets, operands)
 
     def spread(self, stat: Tensor, x: Tensor) -> Tensor:
-        """A statistic, repeated along `run` where rows repeat: a short run would be a short inner loop."""
+        """A statistic, expanded along `run` if there are several reps. Then torch's inner loops are longer than one short run."""
         if x.shape[self.reps] == 1:
             return stat
         return stat.expand(*stat.shape[: self.reps + 2], *x.shape[self.reps + 2 :]).contiguous()
@@ -137,7 +137,7 @@ class _Frame:
     def apply(self, x: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         if x.shape[self.reps] == 1:
             return affine(normalize(x, mean, rstd), weight, bias)
-        scale = affine(self.spread(rstd, x), weight, None)  # one for all the rows that repeat
+        scale = affine(self.spread(rstd, x), weight, None)  # rstd·weight, usually the same for all reps
         return affine(self.centered(x, mean), scale, bias)
 
 
@@ -157,7 +157,7 @@ def _cut(region: Sequence[slice], dims: Sequence[int]) -> Iterator[tuple[slice, 
 
 
 def _at(tensor: Tensor, block: Block) -> Tensor:
-    """The part of a tensor that belongs to a block; statistics and parameters are of size 1 where they do not vary."""
+    """The part of a tensor that belongs to a block; statistics and parameters have size 1 where they do not vary."""
     if block is None:
         return tensor
     return tensor[tuple(slice(None) if n == 1 else cut for n, cut in zip(tensor.shape, block))]
@@ -250,7 +250,7 @@ def backward(problem: NormProblem) -> Backward:
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
 
         def load(part: Block) -> tuple[Tensor, ...]:
-            """x_hat; u, or anything where nothing follows the affine step; the gradients of z, u and x_hat."""
+            """x_hat, u, and the gradients of z, u and x_hat. u is only right if something follows the affine step."""
             x_, dy_ = (_at(t, part).to(frame.acc) for t in (x_all, dy_all))
             w_, b_, post = _maybe(w_all, part), _maybe(b_all, part), _post_affine_at(post_all, part)
             if problem.from_y:
@@ -273,7 +273,7 @@ def backward(problem: NormProblem) -> Backward:
                     _add(grad, part, terms, frame.modulation.shared)  # (34), (35)
                 _add(c1, part, (wdy, None), frame.reduced, frame.count)  # (6)
                 _add(c2, part, (wdy, x_hat), frame.reduced, frame.count)  # (7)
-            return loaded if len(parts) == 1 else None  # a single block is still at hand
+            return loaded if len(parts) == 1 else None  # a single block need not be loaded again
 
         def apply(parts: Sequence[Block], loaded: tuple[Tensor, ...] | None, *stats: Tensor | None) -> None:
             if dx_all is None:
@@ -303,7 +303,7 @@ def backward(problem: NormProblem) -> Backward:
 
 
 def _add(sums: Tensor | None, part: Block, terms: tuple[Tensor, Tensor | None], dims: Sequence[int], count: int = 1) -> None:
-    """Add the sum, over `dims` of a block, of a product to where the block stands in `sums`."""
+    """Sum the product of `terms` over `dims`, divide it by `count`, and add it to the block's place in `sums`."""
     if sums is not None:
         first, second = terms
         sum_ = total(first if second is None else first * second, dims)

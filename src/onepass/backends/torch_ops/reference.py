@@ -1,6 +1,6 @@
 """The reference family: the definition in `core/reference.py`, behind the interface of a family.
 
-It supports everything, also empty tensors and memory that has no view of four axes.
+It supports every problem, even empty tensors and memory that has no view of four axes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 #pragma once
 #include "loop_table.h"
 
-/* Column moments are computed over several rows at a time: how many at first, how many later, and how many columns. */
+/* Column moments are computed for COLUMN_SPAN columns at a time, first over FIRST_ROWS rows, then over MAX_ROWS rows. */
 enum { FIRST_ROWS = 16, MAX_ROWS = 64, COLUMN_SPAN = 512 };
 
 /* Without centering, mean is 0 and m2 is the sum of squares. */

@@ -69,7 +69,7 @@ EXPORT int onepass_forward(const Problem *problem, const Tensors *given, int64_t
     return failed;
 }
 
-/* The same, and updates the running statistics by (12), with the unbiased variance (13). */
+/* As onepass_forward. It also updates the running statistics by (12), with the unbiased variance (13). */
 EXPORT int onepass_track(const Problem *problem, const Tensors *given, int64_t threads, float *running_mean, float *running_var,
                          double momentum) {
     Tensors tensors = *given;

@@ -1,6 +1,6 @@
 /* The row walk for short sets, forward. A pack is several rows that the loops process in one call.
 
-   That shares the cost of a call among the rows. */
+   So the rows share the cost of a call. */
 #pragma once
 #include "parameter_gradients.h"
 #include "moments.h"

@@ -82,7 +82,7 @@ static inline int64_t columns_left_in_segment(const Problem *problem, const Para
     return map->d ? map->channel_run - fast_mod(column, map->channel_run) : problem->run - column;
 }
 
-/* The same for columns j0 to j0 + n of a row, with one a and one b for each column. */
+/* As partials_add, for columns j0 to j0 + n of a row, with one a and one b for each column. */
 static void partials_add_columns(const Partials *partials, const Problem *problem, const Tensors *tensors, int64_t o, int64_t r, int64_t j0,
                                  int64_t n, const float *restrict a, const float *restrict b) {
     int64_t param = map_base(&problem->param_map, o, r), modulation = map_base(&problem->modulation_map, o, r);

@@ -23,9 +23,9 @@ typedef struct {
     int64_t weight_type, bias_type, scale_type, shift_type;
     int64_t activation, centered;
     int64_t given_statistics;                   /* mean and var are inputs, not computed from x */
-    int64_t from_y;                             /* a backward has y in the place of x */
+    int64_t from_y;                             /* in a backward, x holds y */
     int64_t tile;                               /* walk rows across their sets, see tiles.h */
-    int64_t fold;                               /* narrow rows that are one row here; reps and x_stride_r count these */
+    int64_t fold;                               /* narrow rows that are one row here; reps and x_stride_r are of such rows */
     double eps, weight_offset;
     ParamMap param_map, modulation_map;
 } Problem;

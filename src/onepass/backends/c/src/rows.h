@@ -8,7 +8,7 @@
 /* With an activation, dz is costly. Sets of at most this many elements keep it between the sums and dx. */
 enum { MAX_KEPT_DZ = 1 << 14 };
 
-/* How a set is cut. Runs consist of segments, whose elements share what the kernel needs them to share.
+/* How a set is cut. Runs consist of segments: elements that share their parameters, or the whole run.
    Segments consist of blocks, and a piece is several consecutive blocks. */
 typedef struct { int64_t block_size, segment, blocks_per_segment, blocks_per_run, blocks, blocks_per_piece, pieces; } SetCut;
 

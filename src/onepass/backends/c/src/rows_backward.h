@@ -184,8 +184,8 @@ static void rows_backward_sets_task(void *job, int64_t part, void *scratch) {
     flush_row_sums(rows, buffers);
 }
 
-/* Whether each piece of a set uses other parameters, and all sets use the same. Then parts are pieces,
-   and each part needs few partial sums. */
+/* Whether the pieces of a set use different parameters, and all sets use the same ones. Then a part is the same pieces
+   of all sets, and needs few partial sums. */
 static int pieces_own_parameters(const RowJob *rows) {
     const Problem *problem = rows->problem;
     return !rows->uniform && problem->reps == 1 && problem->sets == 1 && problem->param_map.a == 0 && problem->param_map.d &&

@@ -160,7 +160,7 @@ static void tiles_merge_set(const TileJob *tiles, int64_t o, int64_t s) {
     write_statistics(problem, tiles->tensors, (tiles->first_sample + o) * problem->sets + s, merge_set_columns(problem, mean, m2));
 }
 
-/* Several sets for each task: one alone would cost less than starting a task. */
+/* A task merges several sets, since merging one set takes less time than starting a task. */
 static int64_t sets_per_merge_task(const Problem *problem) { return max(1, BLOCK / (problem->fold * problem->run)); }
 
 static void tiles_merge_task(void *job, int64_t number, void *scratch) {
@@ -178,8 +178,8 @@ static void tiles_normalize_piece_task(void *job, int64_t number, void *scratch)
                         row_width(tiles->problem), scratch);
 }
 
-/* Choose chunks and pieces. Returns whether threads share samples: chunks would be narrow, too large for the cache,
-   or too few. `bytes` are read for each element. */
+/* Choose chunks and pieces. Returns whether threads share samples, because chunks would be narrow, too large for the
+   cache, or too few. `bytes` are read for each element. */
 static int cut_tiles(TileJob *tiles, int64_t bytes) {
     const Problem *problem = tiles->problem;
     int64_t width = row_width(problem), sets = max(1, CACHE_BYTES / max(1, problem->reps * problem->run * bytes));
