@@ -20,6 +20,7 @@ import torch
 
 from onepass.backends.c import problem as c_problem
 from onepass.bench.record import dtype_name
+from onepass.core.spec import ACTIVATIONS
 from onepass.planning.options import CannotForce, force
 from onepass.verify import calls, cases, oracle, tensors
 from onepass.verify.cases import Case
@@ -72,7 +73,7 @@ def draw(seed: int, index: int) -> Drawn:
     tracks = op in ("instance_norm", "batch_norm", "switchable_norm")
     evaluate = tracks and (one_value or maybe(0.6 if edge else 0.25))
     running = tracks and maybe(0.4)
-    activation = rng.choice(("", "", "", "silu", "relu", "gelu", "gelu_tanh")) if not edge or maybe(0.5) else ""
+    activation = rng.choice(("", "", "", *ACTIVATIONS)) if not edge or maybe(0.5) else ""
     rank = rng.randint(1, min(3, dims - 1)) if rows else 1
     affine = rng.choice(cases.AFFINES)
     residual = op in ("layer_norm", "rms_norm", "group_norm") and maybe(0.2)

@@ -26,18 +26,18 @@ from onepass.backends.gpu.ring.launch import RingLaunch
 from onepass.backends.gpu.row.launch_backward import RowBackwardLaunch
 from onepass.backends.gpu.whole_set.launch import WholeSetLaunch
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row, problem_of
-from onepass.core.device import NO_TEAM_ON_AMD, Device
+from onepass.core.device import KNOWN_DEVICES
 from onepass.core.operands import Needs
 from onepass.planning.choose import plan
 
 RESULTS = Path("results/resources.jsonl")
 
 TARGETS = {
-    "sm_80": (GPUTarget("cuda", 80, 32), Device("cuda", "A100", 108, 32, 166912, True, False, "", "", 40 * 2**20)),
-    "sm_90": (GPUTarget("cuda", 90, 32), Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, "")),
-    "sm_100": (GPUTarget("cuda", 100, 32), Device("cuda", "B200", 148, 32, 232448, True, True, "", "", 126 * 2**20)),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)),
-    "gfx1100": (GPUTarget("hip", "gfx1100", 32), Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20)),
+    "sm_80": (GPUTarget("cuda", 80, 32), KNOWN_DEVICES["a100"]),
+    "sm_90": (GPUTarget("cuda", 90, 32), KNOWN_DEVICES["h200"]),
+    "sm_100": (GPUTarget("cuda", 100, 32), KNOWN_DEVICES["b200"]),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), KNOWN_DEVICES["mi300x"]),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), KNOWN_DEVICES["rx7900"]),
 }
 
 BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # without sm_100 and gfx1100, to save time

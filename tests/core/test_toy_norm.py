@@ -10,6 +10,7 @@ from torch.testing import assert_close
 import onepass
 from onepass.core.spec import NormSpec
 from onepass.dispatch import launchers
+from onepass.planning.registry import FAMILIES
 from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 from onepass.verify.tensors import lay_out
@@ -47,10 +48,17 @@ def test_matches_its_definition(family, layout):
         assert_close(grads, wanted)
 
 
+# Which families run the toy norm. A new family joins one of these tables.
 BOTH = {"c", "tile", "tile_reread", "blockwise", "reference"}  # they run the forward and the backward
 FORWARD = {"whole_set", "team", "row_reread"}  # they run the forward only; row_reread also runs the backward of a transposed x
+REFUSES = {"aten", "row", "ring", "apply"}
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
 ALL_FAMILIES = [*CPU_FAMILIES, *(pytest.param(family, marks=interpreted) for family in GPU_FAMILIES)]
+
+
+def test_every_family_is_in_a_table():
+    names = {family.name for family in FAMILIES}
+    assert names == BOTH | FORWARD | REFUSES, "add your family to the table BOTH, FORWARD or REFUSES"
 
 
 @pytest.fixture

@@ -160,11 +160,11 @@ def test_statistics():
 
 def test_one_reduce_and_one_apply(monkeypatch):
     """The moments of x are computed once, for all norms of the mix."""
-    from onepass.backends.torch_ops import blockwise as formula
+    from onepass.backends.torch_ops import blockwise
     from onepass.dispatch import launchers
 
     seen = []
-    monkeypatch.setattr(formula, "moments", lambda x, *args, original=formula.moments: (seen.append(x.numel()), original(x, *args))[1])
+    monkeypatch.setattr(blockwise, "moments", lambda x, *args, original=blockwise.moments: (seen.append(x.numel()), original(x, *args))[1])
     launchers.forget_all()
     x = torch.randn(4, C, 5)
     with onepass.force("blockwise"):

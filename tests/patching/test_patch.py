@@ -309,6 +309,14 @@ SEQUENCES = {
 }  # fmt: skip
 
 
+def test_arguments_of_an_activation_may_change():
+    model, x = nn.Sequential(nn.GroupNorm(4, 24), nn.GELU()), torch.randn(2, 24, 5, 3)
+    assert onepass.patch(model).counts["fused"] == 1
+    model[1].approximate = "tanh"
+    expected = nn.functional.gelu(nn.functional.group_norm(x, 4), approximate="tanh")
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("make, fused, why", SEQUENCES.values(), ids=SEQUENCES.keys())
 def test_sequential(make, fused, why):
     model = make()

@@ -1,6 +1,7 @@
 """Planning is pure: the same problem, device and options give the same plan on any machine."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 import onepass
 from onepass.bench.suite import SUITE, problem_of
 from onepass.core import norms
-from onepass.core.device import NO_TEAM_ON_AMD, Device
+from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.operands import OptionalOperands
 from onepass.core.problem import bind
 from onepass.dispatch import launchers
 from onepass.planning.choose import plan
+from onepass.planning.explain import explanation
 from onepass.planning.options import CannotForce, Options
-from onepass.planning.registry import FAMILIES
+from onepass.planning.registry import FAMILIES, family_named
 from onepass.verify.tensors import lay_out
 
 CPU, GPU = Device("cpu"), Device("cuda", "any")
@@ -107,7 +109,8 @@ def test_explain_reads_like_a_colleague(by_torch):
         "forward   blockwise: reduce, combine and apply",
         f"at least {2 * 4 * 32 * 64 * 4 + 2 * 32 * 4 + 2 * 4 * 32 * 4} bytes (x read, y written, each parameter read, once)",
         "not aten: torch's channels-last kernel",
-        "not reference: supported, but blockwise is chosen first",
+        "not reference (",
+        "µs): blockwise is estimated at ",
     ):
         assert part in text, text
     added = str(
@@ -121,7 +124,7 @@ def test_explain_reads_like_a_colleague(by_torch):
     ):
         assert part in added, added
     with onepass.force("reference"):
-        assert "supported, but reference is forced" in str(onepass.explain(onepass.functional.layer_norm, torch.ones(2, 4), (4,)))
+        assert "µs): reference is forced" in str(onepass.explain(onepass.functional.layer_norm, torch.ones(2, 4), (4,)))
 
 
 def test_explain_does_not_run():
@@ -130,9 +133,26 @@ def test_explain_does_not_run():
     assert not mean.any()
 
 
-H200 = Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, "")
+def test_explain_for_a_gpu_that_is_not_here():
+    x = torch.empty(2, 512, 256, 256, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
+    here = onepass.explain(onepass.functional.group_norm, x, 32)
+    there = here.on("h200")
+    assert (here.forward.family, there.forward.family, there.backward.family) == ("blockwise", "ring", "tile_reread")
+    assert "on H200" in str(there) and re.search(r"team \(\d+ µs\), .*: ring is estimated at \d+ µs", str(there))
+    with pytest.raises(ValueError, match="'h100', expected one of a100, h200"):
+        here.on("h100")
+
+
+def test_a_family_that_runs_only_if_it_is_forced(monkeypatch):
+    monkeypatch.setattr(family_named("blockwise"), "only_forced", True, raising=False)
+    problem = _bind(norms.layer_norm(1), (4, 8))
+    assert plan(problem, GPU).family == "reference"
+    assert plan(problem, GPU, options=Options("blockwise")).family == "blockwise"
+    assert "not blockwise: it runs only if it is forced" in str(explanation(problem, GPU, Options()))
+
+
+H200, MI300 = KNOWN_DEVICES["h200"], KNOWN_DEVICES["mi300x"]
 PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
-MI300 = Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20)
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)

@@ -63,8 +63,10 @@ class Family(Protocol):
     name: str
     summary: str  # what it does, in a few words for `explain`
     adds_residual: bool = False  # the forward adds the residual; otherwise the dispatcher does, before it
-    checks_memory: bool = False  # the minimal launchers raise if a tensor has no memory; otherwise the dispatcher checks
-    disabled_by: str = ""  # the field of Device to store a reason of `check_launchable` in
+    checks_memory: bool = False  # `infer`, `track` and `train` raise if a tensor has no memory; otherwise the dispatcher checks
+    # The dispatcher stores a reason of `check_launchable` in this field of Device. The next plan sees it there.
+    disabled_by: str = ""
+    only_forced: bool = False  # the planner takes it only if `onepass.force` names it
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
         """Why this family cannot run the problem; empty if it can."""

@@ -26,7 +26,7 @@ Signature = tuple[torch.dtype, torch.Size, torch.device]
 is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 SAVED_NAMES = ("input", *SavedTensors._fields[1:])
-SAVED_BRIEFLY = ("input", "weight", "bias", "statistics")  # for calls without optional operands
+PLAIN_SAVED_NAMES = ("input", "weight", "bias", "statistics")  # for calls without optional operands
 
 
 def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
@@ -40,7 +40,7 @@ def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Sign
     Raises if a tensor has changed in a way that torch rejects. `were` holds the signatures from the forward.
     """
     found: list[Any] = []
-    for name, t, was in zip(SAVED_BRIEFLY if len(saved) == len(SAVED_BRIEFLY) else SAVED_NAMES, saved, were):
+    for name, t, was in zip(PLAIN_SAVED_NAMES if len(saved) == len(PLAIN_SAVED_NAMES) else SAVED_NAMES, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))

@@ -20,6 +20,7 @@ from onepass.verify import calls, cases, matrix
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--op", choices=list(calls.OPS), help="check only this norm")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="check only cases whose name contains this")
     parser.add_argument("--dtype", choices=[dtype_name(d) for d in matrix.DTYPES], help="check only this dtype")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reasons", action="store_true", help="print why a family does not support a case")
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    which = [case for case in cases.CASES if args.op in (None, case.op)]
+    which = [case for case in cases.CASES if args.op in (None, case.op) and args.only in case.name]
     dtypes = [d for d in matrix.DTYPES if args.dtype in (None, dtype_name(d))]
     total = len(which) * len(dtypes) * len(FAMILIES)
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")

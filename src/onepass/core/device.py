@@ -35,6 +35,15 @@ class Device:
     no_c: str = "C kernels are for the CPU"  # why they cannot run, or ""
 
 
+KNOWN_DEVICES = {
+    "a100": Device("cuda", "A100", 108, 32, 166912, True, False, "", "", 40 * 2**20),
+    "h200": Device("cuda", "H200", 132, 32, 232448, True, True, "", "", 60 * 2**20, ""),
+    "b200": Device("cuda", "B200", 148, 32, 232448, True, True, "", "", 126 * 2**20),
+    "mi300x": Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20),
+    "rx7900": Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20),
+}  # plans can be made for them, and kernels compiled, without one
+
+
 class Process:
     """What has happened to this process since onepass was imported."""
 

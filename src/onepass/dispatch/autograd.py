@@ -8,7 +8,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from onepass.check.saved import SAVED_BRIEFLY, SAVED_NAMES, as_saved, check_gradient, signatures
+from onepass.check.saved import PLAIN_SAVED_NAMES, SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core import reference
 from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memory_if_shown
 from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
@@ -113,7 +113,7 @@ class PlainNorm(torch.autograd.Function):
             try:
                 if dy.stride() == problem.y_stride:
                     return None, *train.backward(dy, x, weight, bias, stats, needs)
-                require_memory(("dy", *SAVED_BRIEFLY), (dy, *unpacked))
+                require_memory(("dy", *PLAIN_SAVED_NAMES), (dy, *unpacked))
                 saved = SavedTensors(x, weight, bias, *train.statistics(stats))
                 return None, *launchers.backward(dy, None, saved, Needs(*needs))[:3]
             except ZeroTensor:

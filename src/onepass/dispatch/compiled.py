@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from onepass.core import norms
@@ -25,11 +26,12 @@ _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswit
 }
 
 
-_ACTIVATIONS: dict[Any, str] = {
-    torch.nn.functional.silu: "silu",
-    torch.nn.functional.relu: "relu",
-    torch.relu: "relu",
-    torch.nn.functional.gelu: "gelu",
+# For each activation, the calls that compute it: a function and its arguments beside the tensor.
+ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "silu": [(F.silu, {})],
+    "relu": [(F.relu, {}), (torch.relu, {})],
+    "gelu": [(F.gelu, {}), (F.gelu, {"approximate": "none"})],
+    "gelu_tanh": [(F.gelu, {"approximate": "tanh"})],
 }
 
 
@@ -41,7 +43,7 @@ def fuse_neighbours(graph: fx.Graph) -> int:
     # Under autocast, torch's group_norm computes in float32.
     autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)
     for node in [] if autocast else list(graph.nodes):
-        if node.target is torch.nn.functional.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
+        if node.target is F.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
             _to_ours(graph, node)
             merged += 1
     for node in list(graph.nodes):
@@ -95,18 +97,17 @@ def _results(node: fx.Node, at: int) -> list[fx.Node]:
 
 def _activation(node: fx.Node) -> str:
     """The name of a node's activation, if a norm can apply it, else ""."""
-    name = _ACTIVATIONS.get(node.target, "") if node.op == "call_function" and len(node.args) == 1 else ""
-    kwargs = {key: value for key, value in node.kwargs.items() if key != "inplace"}
-    if name == "gelu" and kwargs == {"approximate": "tanh"}:
-        return "gelu_tanh"
-    return name if kwargs in ({}, {"approximate": "none"}) else ""
+    if node.op != "call_function" or len(node.args) != 1:
+        return ""
+    call = node.target, {key: value for key, value in node.kwargs.items() if key != "inplace"}
+    return next((name for name, calls in ACTIVATION_CALLS.items() if call in calls), "")
 
 
 def _take_activation(graph: fx.Graph, node: fx.Node) -> bool:
     outputs = _results(node, 0)
     users = [user for y in outputs for user in y.users]
     name = _activation(users[0]) if len(users) == 1 else ""
-    if not name or not _quiet(node, users[0]):
+    if not name or not _nothing_changes_between(node, users[0]):
         return False
     axes, reduced, params, names, modulated, mix, activation, *flags = [word.strip() for word in str(node.args[_WORDS]).split("|")]
     if activation or "from_y" in flags:
@@ -122,7 +123,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     if not isinstance(total, fx.Node) or node.args[_RESIDUAL] is not None or node.args[4] is not None or not _is_sum(total):
         return False
     others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
-    if not _quiet(total, node):
+    if not _nothing_changes_between(total, node):
         return False
     if any(order[arg] > order[total] for arg in others) or any(_is_norm(user) and order[user] < order[node] for user in total.users):
         return False  # an operand is computed after the sum, or an earlier norm uses the sum
@@ -140,7 +141,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     return True
 
 
-def _quiet(first: fx.Node, last: fx.Node) -> bool:
+def _nothing_changes_between(first: fx.Node, last: fx.Node) -> bool:
     """Whether no node between the two may change a tensor in place, or change the grad, inference or autocast mode."""
     node = first.next
     while node is not last:

@@ -29,7 +29,7 @@ Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it che
 Kind = tuple[Any, ...]
 
 OPERAND_NAMES = ("input", "weight", "bias", "running_mean", "running_var", *OptionalOperands._fields)
-MOST_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
+MAX_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
 
 _known: dict[Kind, Launchers] = {}
 find = _known.get
@@ -57,7 +57,7 @@ def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tens
     options = current_options()
     if options.explain:
         raise ExplainRequested(problem, plan_launchable(problem, device, options)[1])
-    if len(_known) >= MOST_KINDS:
+    if len(_known) >= MAX_KINDS:
         _known.clear()
     found = Launchers(problem, device, options)
     found.drops_bias = bias_is_not_read(problem.spec, weight, bias, problem.scale is not None or problem.shift is not None)

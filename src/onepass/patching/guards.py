@@ -33,6 +33,9 @@ def has_hooks(module: nn.Module) -> bool:
 has_global_hooks: Callable[[], Any] = _has_any_global_hook
 
 
+COMMON_ATTRIBUTES = frozenset((*vars(nn.Module()), "training"))  # attributes that every module has
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value can be compared later: a number, a string and the like, or a small collection of these."""
     if isinstance(value, (list, tuple, set, frozenset, dict)):
@@ -45,6 +48,15 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, (list, set, frozenset, dict)):
         return type(value).__name__, *((key, snapshot(value[key])) if isinstance(value, dict) else snapshot(key) for key in value)
     return (slice, value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+
+def signature_of(act: nn.Module) -> tuple[Any, ...]:
+    """The class of an activation and its arguments, such as `approximate` of nn.GELU. Users may change them after `patch`."""
+    cls = type(act)
+    if cls is nn.SiLU or cls is nn.ReLU:  # their only argument is `inplace`
+        return (cls,)
+    own = act.__dict__.items()
+    return cls, *[(k, snapshot(v)) for k, v in own if k not in COMMON_ATTRIBUTES and k != "inplace" and is_plain(v)]
 
 
 def matches(value: Any, expected: Any) -> bool:

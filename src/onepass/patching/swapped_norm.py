@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from onepass import functional as F
 from onepass import nn as onepass_nn
+from onepass.core.activations import ACTIVATION_FUNCTIONS
 
 from .guards import Guards
 
@@ -42,12 +43,7 @@ ONEPASS_CLASSES = frozenset(getattr(onepass_nn, name) for name in onepass_nn.__a
 HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "relu": torch.nn.functional.relu,
-    "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-}
+ACTIVATIONS = {name: activation.apply for name, activation in ACTIVATION_FUNCTIONS.items()}
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def plan(problem: NormProblem, device: Device, direction: Direction = FORWARD, o
     why_not: list[tuple[str, tuple[str, ...]]] = []
     able: list[Family] = []
     for family in FAMILIES:
-        if options.family in (None, family.name):
+        if family.name == options.family or (options.family is None and not family.only_forced):
             reasons = family.unsupported(problem, device, direction)
             able += [] if reasons else [family]
             why_not += [(family.name, tuple(reasons))] if reasons else []

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from onepass.core.device import Device
+from onepass.backends.family import BACKWARD, FORWARD, Family
+from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.problem import NormProblem
 
 from .choose import Plan, plan
-from .options import CannotForce, current_options, options_in_context
+from .options import CannotForce, Options, current_options, options_in_context
 from .registry import FAMILIES, family_named
 
 
@@ -32,7 +33,16 @@ class Explanation:
     device: Device
     forward: Plan
     backward: Plan
-    pinned: bool  # by `force`
+    options: Options
+
+    def on(self, name: str) -> Explanation:
+        """How the call would run on a GPU that is not here: "a100", "h200", "b200", "mi300x" or "rx7900".
+
+        Example: `onepass.explain(onepass.functional.group_norm, x, 32).on("h200")`
+        """
+        if name not in KNOWN_DEVICES:
+            raise ValueError(f"name is {name!r}, expected one of {', '.join(KNOWN_DEVICES)}: other GPUs must be present to plan for them")
+        return explanation(self.problem, KNOWN_DEVICES[name], self.options)
 
     def __str__(self) -> str:
         p = self.problem
@@ -56,14 +66,36 @@ class Explanation:
             if p.from_y and chosen.direction == "backward":
                 parts.append(("", f'save="y": the forward keeps y in the place of x, and {_inverse(p)}'))
             parts += [("", f"launch {step}") for step in chosen.launches]
-            parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._others(chosen))]
+            parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._unable(chosen))]
+            able = ", ".join(self._able(chosen))
+            parts += [("", f"not {able}: {self._why_chosen(chosen)}")] if able else []
         return "\n".join(f"{title:9} {text}" for title, text in parts)
 
-    def _others(self, chosen: Plan) -> Iterator[tuple[str, str]]:
+    def _unable(self, chosen: Plan) -> Iterator[tuple[str, str]]:
+        """The families that cannot run the call, with their reasons."""
         for family in FAMILIES:
-            if family.name != chosen.family:
-                reasons = family.unsupported(self.problem.for_direction(chosen.direction), self.device, chosen.direction)
-                yield family.name, "; ".join(reasons) or f"supported, but {chosen.family} is {'forced' if self.pinned else 'chosen first'}"
+            reasons = self._reasons(family, chosen)
+            if reasons:
+                yield family.name, "; ".join(reasons)
+            elif family.only_forced and family.name != chosen.family:
+                yield family.name, "it runs only if it is forced"
+
+    def _able(self, chosen: Plan) -> Iterator[str]:
+        """The other families that can run the call, with their costs."""
+        for family in FAMILIES:
+            if family.name != chosen.family and not family.only_forced and not self._reasons(family, chosen):
+                yield f"{family.name} ({self._cost(family, chosen):.0f} µs)"
+
+    def _why_chosen(self, chosen: Plan) -> str:
+        if self.options.family is not None:
+            return f"{chosen.family} is forced"
+        return f"{chosen.family} is estimated at {self._cost(family_named(chosen.family), chosen):.0f} µs"
+
+    def _reasons(self, family: Family, chosen: Plan) -> list[str]:
+        return family.unsupported(self.problem.for_direction(chosen.direction), self.device, chosen.direction)
+
+    def _cost(self, family: Family, chosen: Plan) -> float:
+        return family.cost(self.problem.for_direction(chosen.direction), self.device, chosen.direction, self.options.invariant)
 
 
 def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -139,8 +171,20 @@ def _traffic(p: NormProblem, chosen: Plan) -> str:
     return f"{moved}, each parameter read, once"
 
 
+def explanation(problem: NormProblem, device: Device, options: Options) -> Explanation:
+    """The plans of a problem on a device."""
+    forward, back = plan(problem, device, FORWARD, options), problem.for_direction(BACKWARD)
+    try:
+        backward = plan(back, device, BACKWARD, options)
+    except CannotForce:  # the forced family may have no backward
+        backward = plan(back, device, BACKWARD)
+    return Explanation(problem, device, forward, backward, options)
+
+
 def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """How a call would run, without running it.
+    """How a call would run, without running it: the family, its launches, and why no other family.
+
+    `.on("h200")` of the result says how it would run on a GPU that is not here.
 
     Example: `print(onepass.explain(onepass.functional.group_norm, x, 32))`
     """
@@ -149,13 +193,7 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     try:
         (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a copy: a module may count its calls
     except ExplainRequested as asked:
-        forward = plan(asked.problem, asked.device, "forward", options)
-        back = asked.problem.for_direction("backward")
-        try:
-            backward = plan(back, asked.device, "backward", options)
-        except CannotForce:  # the pinned family may have no backward
-            backward = plan(back, asked.device, "backward")
-        return Explanation(asked.problem, asked.device, forward, backward, options.family is not None)
+        return explanation(asked.problem, asked.device, options)
     finally:
         options_in_context.reset(token)
     raise TypeError(

@@ -18,6 +18,7 @@ import onepass.functional as F
 from benchmarks import random_problems
 from onepass.backends.c import build, library
 from onepass.backends.c import problem as c_problem
+from onepass.core.spec import ACTIVATIONS
 from onepass.dispatch import launchers
 
 HALVES = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
@@ -233,7 +234,7 @@ def test_every_half_is_read_and_written(dtype):
         assert (same | expected.isnan()).all() and torch.equal(y.isnan(), expected.isnan())
 
 
-@pytest.mark.parametrize("activation", ["silu", "relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation):
     """Activations agree with fp64 over the whole range of float32, and with torch for infinities."""
     tail = torch.logspace(-6, 30, 3000)

@@ -114,6 +114,4 @@ def test_constants(program):
     found = {line[1]: int(line[2]) for line in _printed(program, _call().packed(False, True)) if line[0] == "constant"}
     types = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
     assert {name: found.pop(name) for name in types} == {name: problem.TYPES[dtype] for name, dtype in types.items()}
-    assert {name.lower().replace("identity", ""): code for name, code in found.items()} == {
-        name: code for code, name in enumerate(problem.ACTIVATIONS)
-    }
+    assert {name.lower().replace("identity", ""): code for name, code in found.items()} == problem.ACTIVATION_CODES

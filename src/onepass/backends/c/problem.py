@@ -15,6 +15,7 @@ from onepass.core.memory import LOWEST, require_memory
 from onepass.core.mixing import MixedStatistics, MixOperands, mix_statistics
 from onepass.core.moments import Moments
 from onepass.core.problem import NormProblem
+from onepass.core.spec import ACTIVATIONS
 from onepass.core.view import contiguous_stride, laid_out
 
 from .library import load
@@ -23,7 +24,7 @@ from .walk import walk_of
 TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-ACTIVATIONS = ("", "silu", "relu", "gelu", "gelu_tanh")
+ACTIVATION_CODES = {name: code for code, name in enumerate(("", *ACTIVATIONS))}  # the enum of numbers.h
 
 
 _small = 1 << 15  # problems with fewer elements use one thread
@@ -54,7 +55,7 @@ class Call:
         problem, walk, spec = self.problem, self.walk, self.problem.spec
         x, other = problem.addends if residual and problem.addends else (problem.dtype, None)
         types = [TYPES[t] for t in (x, other, problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift)]
-        flags = ACTIVATIONS.index(spec.activation), spec.centered, given, problem.from_y, walk.tile, walk.fold
+        flags = ACTIVATION_CODES[spec.activation], spec.centered, given, problem.from_y, walk.tile, walk.fold
         offset = spec.weight_offset if problem.weight else 0.0
         return pack_problem(*walk.sizes, *walk.strides, *types, *flags, spec.eps, offset, *walk.param, *walk.modulation)
 

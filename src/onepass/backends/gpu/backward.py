@@ -75,7 +75,7 @@ def _possible(problem: NormProblem, needs: Needs) -> Needs:
     return Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
 
 
-class _Step(NamedTuple):
+class _PreparedStep(NamedTuple):
     kernel: Kernel
     operands: list[str]  # for each pointer of the kernel: the name of an input, of a gradient, or of a part of the buffer
     applies: bool  # it computes dx
@@ -102,11 +102,11 @@ class _Run:
             self.parts[name] = self.size, self.size + size
             self.size += -(-size // 4) * 4  # so that the next part is aligned
         order = {name: at for at, name in enumerate((*INPUTS, *GRADIENTS, *self.parts))}
-        self.steps: list[_Step] = []
+        self.steps: list[_PreparedStep] = []
         for step, kernel in steps:
             operands = [self._operand(step, name) for name in kernel.pointers]
             applies = isinstance(step, BackwardLaunch) and step.apply
-            self.steps.append(_Step(kernel, operands, applies, [order[name] for name in operands]))
+            self.steps.append(_PreparedStep(kernel, operands, applies, [order[name] for name in operands]))
 
     def _operand(self, step: Step, pointer: str) -> str:
         """The name of the operand that a pointer of a kernel takes."""

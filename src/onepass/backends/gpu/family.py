@@ -15,7 +15,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .cost import traffic_cost
-from .support import no_single_read
+from .support import why_no_single_read
 
 
 class GpuFamily(Family):
@@ -60,7 +60,7 @@ class SharingFamily(GpuFamily):
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
         if direction == BACKWARD:
             return ["its backward is not built yet"]
-        return no_single_read(problem, device) or self.cannot_share(problem, device)
+        return why_no_single_read(problem, device) or self.cannot_share(problem, device)
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         """Why programs cannot share the sets of this problem."""

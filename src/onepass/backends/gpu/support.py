@@ -22,13 +22,13 @@ def no_gpu_kernel(problem: NormProblem, device: Device) -> list[str]:
     return reasons
 
 
-def no_statistics(problem: NormProblem, device: Device) -> list[str]:
+def why_no_statistics(problem: NormProblem, device: Device) -> list[str]:
     """Reasons that hold for every family that computes statistics."""
     reasons = no_gpu_kernel(problem, device)
     return reasons or (["the statistics are given: there is nothing to reduce"] if problem.given else [])
 
 
-def no_single_read(problem: NormProblem, device: Device) -> list[str]:
+def why_no_single_read(problem: NormProblem, device: Device) -> list[str]:
     """Reasons that hold for every family that reads x from memory once."""
-    reasons = no_statistics(problem, device)
+    reasons = why_no_statistics(problem, device)
     return [*reasons, "a mix needs the statistics of all sets before it can apply them"] if problem.spec.mix else reasons

@@ -1,8 +1,8 @@
 """The aten family: torch's own kernels, called on the view. Each variant takes certain views:
 
-- "rows": contiguous rows, with one parameter per element of a row, as in layer_norm and rms_norm;
-- "row_groups": contiguous rows in which runs of elements share a parameter, as in group_norm;
-- "channels": one set for each index of the middle one of three axes, as in batch_norm;
+- "rows": contiguous rows, with one parameter per element of a row, as in torch.layer_norm and torch.rms_norm;
+- "row_groups": contiguous rows in which runs of elements share a parameter, as in torch.group_norm;
+- "channels": one set for each index of the middle one of three axes, as in torch.batch_norm;
 - "given": the same with given statistics.
 
 torch returns statistics in x's dtype unless the parameters are float32. So these are passed in the accumulator's dtype. If a

@@ -16,9 +16,9 @@ from torch import nn
 
 from onepass.patching.class_swap import Swapped, swapped_class
 from onepass.patching.function_source import resolve_global
-from onepass.patching.guards import has_hooks
+from onepass.patching.guards import has_hooks, signature_of
 from onepass.patching.recognition.activations import activation_name
-from onepass.patching.swapped_norm import NormRecipe
+from onepass.patching.swapped_norm import ACTIVATIONS, NormRecipe
 
 from .fused_modules import BlockRecipe, SequentialRecipe, is_identity, is_onepass_without_activation
 from .rewriting import Place, has_layout_calls, places
@@ -85,7 +85,7 @@ def _find_in_sequential(module: nn.Sequential, norms: ModelNorms) -> ModuleFusio
         obstacle = norms.obstacle(norm, act) if name else "onepass has no such activation"
         found.fusions.append(Fusion(norm, type(act).__name__, obstacle))
         if name and not obstacle:
-            fused.append((index, next_index, name, type(act)))
+            fused.append((index, next_index, name, signature_of(act)))
     found.recipe = SequentialRecipe(tuple(fused)) if fused else None
     return found
 
@@ -95,7 +95,7 @@ def _is_activation_module(module: nn.Module) -> bool:
 
 
 def _find_in_methods(module: nn.Module, norms: ModelNorms, channels_last: bool) -> ModuleFusions:
-    found, methods, classes = ModuleFusions(), [], dict[tuple[str, type], None]()
+    found, methods, activations = ModuleFusions(), [], dict[tuple[str, tuple[Any, ...]], None]()
     attributes_with_norms = {path.split(".")[0] for path, child in module.named_modules() if id(child) in norms.recipes and path}
     for name, function in _methods_of(type(module)):
         names = set(inspect.unwrap(function).__code__.co_names)
@@ -114,15 +114,15 @@ def _find_in_methods(module: nn.Module, norms: ModelNorms, channels_last: bool) 
         if fused or keep_layout:
             methods.append((name, tuple(fused.items()), keep_layout))
         found.fusions += fusions
-        classes |= dict.fromkeys((activation, cls) for _, activation, cls in fusable)
-    found.recipe = BlockRecipe(tuple(methods), tuple(classes)) if methods else None
+        activations |= dict.fromkeys((activation, signature) for _, activation, signature in fusable)
+    found.recipe = BlockRecipe(tuple(methods), tuple(activations)) if methods else None
     return found
 
 
 def _find_in_method(
     module: nn.Module, function: Callable[..., Any], norms: ModelNorms, fusions: list[Fusion]
-) -> Iterator[tuple[Place, str, type]]:
-    """Yield each place to fuse, with the name of the activation and its class. Appends to `fusions`."""
+) -> Iterator[tuple[Place, str, tuple[Any, ...]]]:
+    """Yield each place to fuse, with the name of the activation and its `signature_of`. Appends to `fusions`."""
     for place in places(function):
         norm = _submodule(module, place.norm)
         if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes:
@@ -133,7 +133,7 @@ def _find_in_method(
                 obstacle = norms.obstacle(norm, None)
                 fusions.append(Fusion(norm, "the sum before it", obstacle))
                 if not obstacle:
-                    yield place, "", object
+                    yield place, "", ()
             continue
         if not all(path.startswith("self.") and type(_submodule(module, path[5:])) is nn.Identity for path in place.between):
             continue
@@ -145,7 +145,7 @@ def _find_in_method(
         obstacle = norms.obstacle(norm, act)
         fusions.append(Fusion(norm, type(act).__name__ if is_submodule else str(getattr(act, "__name__", "")), obstacle))
         if not obstacle:
-            yield place, name, type(act)
+            yield place, name, signature_of(act) if isinstance(act, nn.Module) else ()
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:
@@ -159,7 +159,7 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
 def _may_be_activation(function: Any) -> bool:
     """Whether a function is named like an activation. Other functions are not tried, since they may do anything."""
     name = getattr(function, "__name__", "").lower()
-    return callable(function) and any(word in name for word in ("silu", "swish", "relu", "gelu", "nonlinearity"))
+    return callable(function) and any(word in name for word in (*ACTIVATIONS, "swish", "nonlinearity"))
 
 
 @cache

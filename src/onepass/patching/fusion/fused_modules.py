@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from onepass.patching.class_swap import Swapped
-from onepass.patching.guards import has_global_hooks, has_hooks
+from onepass.patching.guards import has_global_hooks, has_hooks, signature_of
 from onepass.patching.swapped_norm import ACTIVATIONS, ONEPASS_CLASSES, NormRecipe, original_when_compiling
 
 from .rewriting import Place, rewrite
@@ -25,7 +25,7 @@ _compiling = torch.compiler.is_dynamo_compiling
 class SequentialRecipe:
     """nn.Sequential with fused activations."""
 
-    fused: tuple[tuple[int, int, str, type], ...]  # positions of norm and activation, name and class of the activation
+    fused: tuple[tuple[int, int, str, tuple[Any, ...]], ...]  # positions of norm and activation, the activation's name and `signature_of`
 
     def bases(self) -> tuple[type, ...]:
         return (_FusedSequential,)
@@ -41,10 +41,11 @@ class _FusedSequential(nn.Sequential):
         if has_global_hooks():
             return nn.Sequential.forward(self, input)
         modules, index = list(self), 0
-        fused = {norm: (act, name, cls) for norm, act, name, cls in self._recipe.fused}
+        fused = {norm: (act, name, signature) for norm, act, name, signature in self._recipe.fused}
         while index < len(modules):
-            act, name, cls = fused.get(index, (index, "", object))
-            unchanged = name and act < len(modules) and type(modules[act]) is cls and all(map(is_identity, modules[index + 1 : act]))
+            act, name, signature = fused.get(index, (index, "", ()))
+            unchanged = name and act < len(modules) and signature_of(modules[act]) == signature
+            unchanged = unchanged and all(map(is_identity, modules[index + 1 : act]))
             if unchanged and _can_activate_now(modules[index]) and not has_hooks(modules[act]):
                 input, index = modules[index](input, activation=name), act + 1
             else:
@@ -75,7 +76,7 @@ class BlockRecipe:
     """A module with rewritten methods."""
 
     methods: tuple[tuple[str, tuple[tuple[Place, str], ...], bool], ...]  # name, and the arguments of `rewrite`
-    activation_classes: tuple[tuple[str, type], ...]  # the name of each activation, and its class
+    activations: tuple[tuple[str, tuple[Any, ...]], ...]  # the name of each activation, and its `signature_of`
 
     def bases(self) -> tuple[type, ...]:
         return (_FusedBlock,)
@@ -97,7 +98,7 @@ class _FusedBlock(nn.Module):
 
     def _onepass_act_norm(self, norm: Any, act: Any, name: str, x: Any) -> Any:
         """`act(norm(x))`. `act` is None if the source calls a function."""
-        unchanged = act is None or ((name, type(act)) in self._recipe.activation_classes and not has_hooks(act))
+        unchanged = act is None or ((name, signature_of(act)) in self._recipe.activations and not has_hooks(act))
         if not _compiling() and unchanged and _can_activate_now(norm) and not has_global_hooks():
             return norm(x, activation=name)
         return ACTIVATIONS[name](norm(x)) if act is None else act(norm(x))

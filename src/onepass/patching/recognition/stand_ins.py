@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onepass.patching.guards import is_plain
-
-_COMMON_ATTRIBUTES = {*vars(nn.Module()), "training"}  # attributes that every module has
+from onepass.patching.guards import COMMON_ATTRIBUTES, is_plain
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -38,12 +36,12 @@ def trial_key(module: nn.Module) -> Any:
 def _attribute_keys(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """The attributes that a class adds to nn.Module. Values that are not plain equal only themselves."""
     for name, value in sorted(module.__dict__.items()):
-        if name not in _COMMON_ATTRIBUTES:
+        if name not in COMMON_ATTRIBUTES:
             yield name, repr(value) if is_plain(value) else _ByIdentity(value)
 
 
 def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in module.__dict__.items() if name not in _COMMON_ATTRIBUTES and is_plain(value)]
+    return [(name, value) for name, value in module.__dict__.items() if name not in COMMON_ATTRIBUTES and is_plain(value)]
 
 
 class _ByIdentity:
@@ -62,7 +60,7 @@ class _ByIdentity:
 def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> nn.Module:
     """A module of class `cls` with the attributes of `module`, and with random tensors."""
     twin = object.__new__(cls)
-    twin.__dict__.update({name: _try_copy(value) if name not in _COMMON_ATTRIBUTES else value for name, value in module.__dict__.items()})
+    twin.__dict__.update({name: _try_copy(value) if name not in COMMON_ATTRIBUTES else value for name, value in module.__dict__.items()})
     cpu: Any = {"device": "cpu", "dtype": dtype, "generator": torch.Generator("cpu").manual_seed(0)}
     params = {
         name: None if p is None else nn.Parameter(scale * (1 + torch.randn(p.shape, **cpu) / 2)) for name, p in module._parameters.items()

@@ -116,13 +116,12 @@ static inline FloatVector read_partial_vector(const float *from, int64_t n) {
         }                                                                                              \
     } while (0)
 
+#define APPLY_IF_CHOSEN(NAME, FUNCTION, T) if (activation == NAME) APPLY_ACTIVATION(T, FUNCTION);
+
 /* `to` and `z` may be the same memory. The activation is chosen outside the loop. */
 #define DEFINE_ACTIVATE(T)                                                                \
     VECTOR_LOOP void activate_##T(T *to, const float *z, int64_t n, int64_t activation) { \
-        if (activation == SILU) APPLY_ACTIVATION(T, silu);                                \
-        else if (activation == RELU) APPLY_ACTIVATION(T, relu);                           \
-        else if (activation == GELU) APPLY_ACTIVATION(T, gelu);                           \
-        else APPLY_ACTIVATION(T, gelu_tanh);                                              \
+        ACTIVATIONS(APPLY_IF_CHOSEN, T)                                                   \
     }
 DEFINE_ACTIVATE(f32)
 DEFINE_ACTIVATE(bf16)
@@ -147,11 +146,8 @@ static void activate(void *to, int64_t index, const float *z, int64_t n, int64_t
             memcpy(dz + i, &last, (size_t)(n - i) * 4);                                                                   \
         }                                                                                                                 \
     } while (0)
-#define CHOOSE_ACTIVATION_BACKWARD(Z)                                     \
-    if (activation == SILU) ACTIVATION_BACKWARD(Z, silu_derivative);      \
-    else if (activation == RELU) ACTIVATION_BACKWARD(Z, relu_derivative); \
-    else if (activation == GELU) ACTIVATION_BACKWARD(Z, gelu_derivative); \
-    else ACTIVATION_BACKWARD(Z, gelu_tanh_derivative);
+#define BACKWARD_IF_CHOSEN(NAME, FUNCTION, Z) if (activation == NAME) ACTIVATION_BACKWARD(Z, FUNCTION##_derivative);
+#define CHOOSE_ACTIVATION_BACKWARD(Z) ACTIVATIONS(BACKWARD_IF_CHOSEN, Z)
 
 /* Row: mean and rstd are scalars. Uniform: gain and term are scalars, too. Columns: all four are arrays. */
 #define Z_ROW(READ) ((READ(x) - mean) * rstd * READ(gain) + READ(term))

@@ -20,7 +20,11 @@
 #define ALIGNED_FLOAT _Alignas(64) float
 
 enum { ABSENT, F32, BF16, F16 };                /* element types; ABSENT: the call has no such tensor */
-enum { IDENTITY, SILU, RELU, GELU, GELU_TANH }; /* activations */
+
+/* The activations, in the order of core/spec.py. X gets the constant, the function (its derivative is FUNCTION_derivative) and ARGUMENT. */
+#define ACTIVATIONS(X, ARGUMENT) X(SILU, silu, ARGUMENT) X(RELU, relu, ARGUMENT) X(GELU, gelu, ARGUMENT) X(GELU_TANH, gelu_tanh, ARGUMENT)
+#define ACTIVATION_CONSTANT(NAME, FUNCTION, ARGUMENT) , NAME
+enum { IDENTITY ACTIVATIONS(ACTIVATION_CONSTANT, ) };
 
 static inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -18,6 +18,8 @@ def activate(z, ACTIVATION: tl.constexpr):
         z = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         z = over_one_plus_exp(z, 1.5957691216057308 * (z + 0.044715 * z * z * z))  # (1 + tanh(u))/2 = 1/(1 + exp(-2u))
+    else:
+        tl.static_assert(ACTIVATION == "")
     return z
 
 
@@ -43,4 +45,6 @@ def activate_back(dy, z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "gelu_tanh":
         s = over_one_plus_exp(tl.full(z.shape, 1.0, tl.float32), 1.5957691216057308 * (z + 0.044715 * z * z * z))
         dy = dy * (s + z * (s * (1.0 - s)) * (1.5957691216057308 + 0.21406863 * z * z))
+    else:
+        tl.static_assert(ACTIVATION == "")
     return dy

@@ -1,3 +1,5 @@
+"""The affine step and the modulation as one factor and one term for each element."""
+
 import triton
 import triton.language as tl
 

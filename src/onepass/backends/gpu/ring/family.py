@@ -12,7 +12,7 @@ from . import schedule
 
 class Ring(SharingFamily):
     name = "ring"
-    summary = "programs that run at the same time share sets and keep them in shared memory: x is read once"
+    summary = "programs that run at the same time share sets in shared memory: x is read once, or again where the ring is full"
     disabled_by = "no_ring"
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:

@@ -82,6 +82,11 @@ class RingLaunch(SharedSetLaunch):
         return self.tiles * ceil(ceil(self.walk.reps / self.block_i) / self.members)
 
     @property
+    def shape(self) -> str:
+        again = "" if self.resident else f", {self.blocks - self.keep} of {self.blocks} blocks of a unit read again"
+        return f"{super().shape}, teams of {self.members}{again}"
+
+    @property
     def cooperative(self) -> bool:
         return True
 

@@ -1,7 +1,8 @@
 """How the ring family cuts a problem into blocks in shared memory.
 
 A unit of work is the shortest span of blocks of columns that begins and ends with a set. A small model of the pipeline
-gives the time of every candidate. The schedule is the fastest one, and its time is the cost.
+gives the time of every candidate. The schedule is the fastest one, and its time is the cost: a constant below changes both.
+So compare the launches of the whole suite before and after a change, not only the families.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import ceil, lcm
 
-from onepass.backends.gpu.cost import LAUNCH
+from onepass.backends.gpu.cost import LAUNCH_US
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
 from onepass.backends.gpu.walk import AXIS_R, Walk, axis_mask, walk
 from onepass.core.device import Device
@@ -32,11 +33,11 @@ MOST_SETS = 32  # of a unit, which few warps combine: 64 sets take 17 us
 
 # H200, 2026-11-15, in microseconds.
 EXCHANGE = 8.0  # from the last block of a unit in shared memory to the first one out of it
-BLOCK = 1.25  # to load, reduce, apply and store a block of 16 KB, on all multiprocessors
+BLOCK_US = 1.25  # to load, reduce, apply and store a block of 16 KB, on all multiprocessors
 UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine a unit's moments, and more for each of its tiles and sets
 
 # H200, 2026-11-15, as factors of a block's time.
-NARROW = 1.1  # for chunks of 128 bytes instead of 256, if teams do not read them side by side
+NARROW = 1.1  # for chunks of 128 bytes instead of 256, if there is one team. Several teams read their chunks side by side
 AGAIN = 0.4  # more for a block that is read again
 
 SCALE = 4 / 3  # to the scale of the other families' costs, which count 3 TB/s where 4 TB/s are measured
@@ -126,11 +127,12 @@ def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     """Microseconds. The ring holds several units, and the exchange of one is hidden behind the others."""
     rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
-    block = BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    block = BLOCK_US * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
         block *= NARROW
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
     exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
-    unit = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
-    return LAUNCH + EXCHANGE + blocks * block / 2 + rounds * unit
+    unit_time = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
+    first = blocks * block / 2  # until the ring is full: loads of the first unit, which nothing hides
+    return LAUNCH_US + EXCHANGE + first + rounds * unit_time

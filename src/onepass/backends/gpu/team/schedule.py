@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from onepass.backends.gpu.cost import FULL_RATE_WIDTH, LAUNCH, copy_rate, round_time, traffic_time
+from onepass.backends.gpu.cost import FULL_RATE_WIDTH, LAUNCH_US, copy_rate, round_time, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -114,7 +114,7 @@ def _time(problem: NormProblem, launch: TeamLaunch, device: Device) -> float:
     traffic = (_reads(problem, device, launch) + 1) / 2
     elements = launch.rows * launch.sets * launch.walk.run  # of a unit, for a member
     moved = traffic_time(problem, launch, device, rounds * elements)
-    return LAUNCH + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
+    return LAUNCH_US + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
 
 
 def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:

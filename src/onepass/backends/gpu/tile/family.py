@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onepass.backends.family import BACKWARD, Direction, Launches
 from onepass.backends.gpu.family import TrafficFamily
-from onepass.backends.gpu.support import no_single_read, no_statistics
+from onepass.backends.gpu.support import why_no_single_read, why_no_statistics
 from onepass.backends.gpu.walk import TILE
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -18,7 +18,7 @@ class Tile(TrafficFamily):
     walks = (TILE,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        reasons, x = no_single_read(problem, device), problem.x
+        reasons, x = why_no_single_read(problem, device), problem.x
         if reasons or x is None:
             return reasons
         if x.reps == 1:
@@ -39,7 +39,7 @@ class TileReread(TrafficFamily):
     walks = (TILE,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        reasons, x = no_statistics(problem, device), problem.x
+        reasons, x = why_no_statistics(problem, device), problem.x
         if not reasons and x is not None and x.reps == 1:
             return ["a set is one run: there is nothing to reduce across"]
         return reasons or (schedule_backward.tile_reread_unsupported(problem, device) if direction == BACKWARD else [])

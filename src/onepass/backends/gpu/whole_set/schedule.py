@@ -25,7 +25,7 @@ THREADS = 512  # on a multiprocessor, in one program or several: it has MAX_REGI
 UNLIMITED = 2**20  # programs for each multiprocessor, where they need not run at the same time
 
 # H200, 2026-11-16, in microseconds, in the scale of the other families' costs.
-LAUNCH = 0.7  # less than the 3 of `tile`: 2x1280x8x8 takes 5.7 us, and 7.6 us by `tile`
+LAUNCH_US = 0.7  # less than the 3 of `tile`: 2x1280x8x8 takes 5.7 us, and 7.6 us by `tile`
 ELEMENT = 0.02  # for each element of a thread
 MEMBER = 0.1  # for each member of a team
 ALONE = 1.2  # added if a multiprocessor has only one program, so it idles while that waits: 2x1280x32x32, teams of two or four
@@ -92,7 +92,7 @@ def _time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float
     waits = round_time(launch, rounds) + (ALONE if launch.members > 1 and launch.programs_per_sm == 1 else 0.0)
     waits += MEMBER * launch.members
     moved = traffic_time(problem, launch, device, rounds * launch.rows * launch.walk.run)
-    return LAUNCH + ELEMENT * launch.vectors * launch.block_j + waits + moved / _rate(problem, launch)
+    return LAUNCH_US + ELEMENT * launch.vectors * launch.block_j + waits + moved / _rate(problem, launch)
 
 
 def _rate(problem: NormProblem, launch: WholeSetLaunch) -> float:
