@@ -1,1 +1,1 @@
-"""Given statistics: y from x in one pass."""
+"""The family `apply`: the mean and variance are given, and one pass over x computes y."""

@@ -1,4 +1,8 @@
-"""The apply family: the statistics are given, so that y needs one pass, by the row walk or the tile walk."""
+"""The family `apply`: the mean and variance are given, so that one pass over x computes y.
+
+The pass reads memory along sets (the row walk) or across sets (the tile walk). A set is the elements that share one mean
+and variance.
+"""
 
 from __future__ import annotations
 

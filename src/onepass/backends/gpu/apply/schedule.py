@@ -1,4 +1,7 @@
-"""How the apply family cuts a forward: one launch of the row walk, or of the tile walk."""
+"""The launch that computes a forward from a given mean and variance.
+
+It is a launch of the row walk or of the tile walk, whichever uses more of the bytes that it reads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the apply family cuts a backward: one launch computes dx and the sums over parameters."""
+"""The launches that compute a backward from a given mean and variance.
+
+One launch computes dx and partial sums of the gradients of parameters. Others add up the partial sums.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Partial moments and partial sums that programs store, and the launches that combine them."""
+"""The launches that combine partial results: moments of parts of sets, and partial sums of gradients."""

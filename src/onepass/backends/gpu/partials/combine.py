@@ -1,4 +1,8 @@
-"""The launch that combines the moments of the parts of sets."""
+"""The launch that merges the moments of the parts of sets.
+
+A set is the elements that share one mean and variance. It has `reps` runs of `run` elements, each contiguous in memory. A
+part is the share of a set that one program works on. Its moments are its mean and its M2, the sum of (x - mean)².
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,10 @@ from onepass.core.problem import NormProblem
 
 
 class Split(NamedTuple):
-    """A set in parts_r x parts_t parts. A part has chunk_r runs, and chunk_t elements (or blocks) of each."""
+    """How a set is cut into parts_r x parts_t parts. A part has chunk_r runs, and chunk_t elements of each run.
+
+    Where a field says so, chunk_t counts blocks instead of elements.
+    """
 
     parts_r: int = 1
     parts_t: int = 1
@@ -24,11 +31,11 @@ class Split(NamedTuple):
     chunk_t: int = 1
 
 
-WHOLE = Split()  # a set in one part
+WHOLE = Split()  # a set that is not cut: one part
 
 
 class PartArguments(NamedTuple):
-    """A Split, and where the M2 of the parts lie: m2_offset elements after their means."""
+    """The fields of a Split, and m2_offset: the M2 values of the parts are stored m2_offset elements after their means."""
 
     parts_r: Count
     parts_t: Count
@@ -38,7 +45,7 @@ class PartArguments(NamedTuple):
 
 
 class SetSizes(NamedTuple):
-    """A set has `reps` runs of `run` elements. There are `sets` sets for each o."""
+    """The sizes of sets: each has `reps` runs of `run` elements, and there are `sets` sets for each value of o."""
 
     reps: Length
     sets: Index
@@ -55,10 +62,10 @@ class CombineMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class CombineLaunch(ChainedLaunch, ForwardLaunch):
-    """One program for each set, which merges block_i x block_j of its parts at a time."""
+    """A launch of `combine`: each program merges the parts of one set, block_i x block_j parts at a time."""
 
     name: ClassVar[str] = "combine"
-    split: Split  # counted in runs and elements
+    split: Split  # chunk_r counts runs, chunk_t counts elements
 
     @property
     def what(self) -> str:
@@ -85,7 +92,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
 
 
 def combine_launch(w: Walk, split: Split, device: Device) -> CombineLaunch:
-    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # two sizes only, because each is compiled
+    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # parts merged at a time; only two sizes, because each is compiled
     block_j = min(power_of_two(split.parts_t), size)
     warps = warps_for(size // 8, device)
     return CombineLaunch(walk=w, programs=w.total, warps=warps, block_i=size // block_j, block_j=block_j, split=split)

@@ -1,4 +1,8 @@
-"""The statistics of sets from the moments of their parts."""
+"""The kernel that computes the statistics of sets from the moments of their parts.
+
+A set is the elements that share one mean and variance, and a part is the share of a set that one program works on. The
+moments are the mean and M2, the sum of (x - mean)². (14) and (15) are equations of docs/theory.md.
+"""
 
 import triton
 import triton.language as tl
@@ -12,9 +16,10 @@ from .combine import PartArguments, SetSizes
 
 @triton.jit
 def combine(parts_ptr, stats: Statistics, eps, sizes: SetSizes, split: PartArguments, mode: tl.constexpr):
-    """The statistics of one set from the moments of its parts.
+    """Store the statistics of one set, merged from the moments of its parts. (14), (15)
 
-    The parts form a grid of parts_r x parts_t, which cuts reps x run every chunk_r and chunk_t elements. (14), (15)
+    The set has `reps` runs of `run` elements, cut into parts_r x parts_t parts. A part has chunk_r runs, and chunk_t
+    elements of each run. The last parts may be smaller.
     """
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j

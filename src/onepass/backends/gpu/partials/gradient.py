@@ -1,4 +1,8 @@
-"""What the launches of a backward share: their operands, and the arguments that their kernels have in common."""
+"""The base class of the launches of a backward, and the arguments that their kernels share.
+
+A set is the elements that share one mean and variance. A segment is a group of sets that use the same parameters. A cell
+is a partial sum of the gradient of a parameter. c1 and c2 are sums over sets, equations (6) and (7) of docs/theory.md.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ PARAMETERS = ("weight", "bias", "scale", "shift")
 
 
 class BackwardOptions(NamedTuple):
-    """What a call asks of the launches of a backward."""
+    """What one call of a backward asks of each launch."""
 
     needs: Needs
-    dsum: bool  # a gradient arrives at x + residual, too
-    writes_cells: bool = False  # this launch stores cells of the gradients of parameters
-    single_cells: frozenset[str] = frozenset()  # parameters with one cell each, which is their gradient
+    dsum: bool  # x + residual, an output of the forward, has a gradient of its own
+    writes_cells: bool = False  # the launch stores partial sums of the gradients of parameters (cells)
+    single_cells: frozenset[str] = frozenset()  # names of parameters with one cell for each element of their gradient
 
 
 class SegmentArguments(NamedTuple):
@@ -36,7 +40,7 @@ class SegmentArguments(NamedTuple):
 
 
 class SplitArguments(NamedTuple):
-    """A Split, counted in runs or rows, and in blocks."""
+    """The fields of a Split (partials/combine.py). chunk_r counts runs, chunk_t counts blocks."""
 
     parts_r: Count
     parts_t: Count
@@ -46,14 +50,14 @@ class SplitArguments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardLaunch(ChainedLaunch):
-    """A launch that reads x and dy."""
+    """A launch of a backward that reads x and dy. It computes sums over sets, or dx, or both."""
 
     walk: Walk
-    stages: int = 1  # blocks in flight at a time
-    resident: bool = False  # x and dy are read once: they stay in registers, or the statistics were given
-    reduce: bool = False  # compute the sums of sets, c1 and c2
+    stages: int = 1  # blocks that are loaded or worked on at the same time
+    resident: bool = False  # x and dy are read once: they stay in registers, or the mean and variance were given
+    reduce: bool = False  # compute the sums over sets, c1 and c2
     apply: bool = False  # compute dx
-    segments: Segments | None = None  # programs take the sets of a segment in turn, and sum the gradients of its parameters
+    segments: Segments | None = None  # if not None, a program takes the sets of one segment in turn and sums gradients over them
 
     @property
     def reads(self) -> int:
@@ -71,10 +75,10 @@ class BackwardLaunch(ChainedLaunch):
 
     @abstractmethod
     def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
-        """The Kernel with its arguments."""
+        """Return the Kernel of launch/launcher.py that runs this launch, with its arguments."""
 
     def pointers(self, problem: NormProblem, options: BackwardOptions) -> tuple[GradientTensors, Affine, SetValues, Cells]:
-        """The dtypes of the operands; None where there is none."""
+        """Return the dtypes of the tensors that the kernel gets, in four groups. A tensor that it does not get is None."""
         dtype, fp32, centered, needs = problem.dtype, torch.float32, problem.spec.centered, options.needs
         dx = dtype if self.apply and needs.x else None
         passes_sums = self.reduce != self.apply and needs_set_sums(problem, needs)
@@ -98,5 +102,5 @@ class BackwardLaunch(ChainedLaunch):
 
 
 def needs_set_sums(problem: NormProblem, needs: Needs) -> bool:
-    """Whether gradients need the sums of sets, c1 and c2."""
+    """Return whether the gradients that are needed depend on the sums over sets, c1 and c2."""
     return not problem.given and (needs.x or needs.mean_weight or needs.var_weight)

@@ -1,4 +1,9 @@
-"""Which parameters a problem has, and which sets use the same ones."""
+"""Which parameters a problem has, along which axes they vary, and which sets use the same ones.
+
+A set is the elements that share one mean and variance, one (o, s) of `x[o, r, s, t]`. A ParamMap says which parameter an
+element uses, by equation (1) of docs/theory.md. Weight and bias have one map. Scale and shift, called the modulation,
+have another. A mask of axes has the bits AXIS_O to AXIS_T of walk.py.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +15,40 @@ from onepass.backends.gpu.walk import Walk, axis_mask
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-Summed = Literal["sets", "param", "modulation"]  # what cells are added up for
+Summed = Literal["sets", "param", "modulation"]  # what partial sums are for: c1 and c2, weight and bias, or scale and shift
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Groups of sets that use the same parameters. Each has `members` sets.
+    """How sets are divided into segments: groups of `members` sets that use the same parameters.
 
-    A segment has `every` consecutive values of o out of each `every` * `period`, as in a ParamMap.
+    Of each `every` * `period` consecutive values of o, a segment has `every` consecutive ones, as in a ParamMap. In the
+    tile walk, `members` counts values of o.
     """
 
     every: int
     period: int
     members: int
-    by_set: bool  # each s has its own segments
+    by_set: bool  # sets with different s are in different segments
 
 
 def varying_axes(problem: NormProblem, w: Walk) -> tuple[int, int]:
-    """The axis masks of weight and bias, and of scale and shift; 0 for those that the problem does not have."""
+    """Return two masks of axes: those along which weight and bias vary, and those along which scale and shift vary.
+
+    A mask is 0 if the problem does not have these parameters.
+    """
     modulated = problem.scale is not None or problem.shift is not None
     return axis_mask(w.param, w) if problem.affine else 0, axis_mask(w.modulation, w) if modulated else 0
 
 
 def parameter_axes(problem: NormProblem, w: Walk) -> int:
-    """The axes on which any parameter depends."""
+    """Return the mask of the axes along which any parameter varies."""
     param, modulation = varying_axes(problem, w)
     return param | modulation
 
 
 def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[Summed, ParamMap]]:
-    """The maps of the parameters that the problem has."""
+    """Yield ("param", map of weight and bias) and ("modulation", map of scale and shift), each if the problem has any."""
     if problem.affine:
         yield "param", w.param
     if problem.scale is not None or problem.shift is not None:
@@ -47,7 +56,11 @@ def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[Summed, ParamMap]]:
 
 
 def segments(problem: NormProblem, w: Walk) -> Segments:
-    """The largest segments that fit both maps: those of the finer map, over the longer period."""
+    """Return the largest segments that fit the maps of all parameters.
+
+    A segment is a group of sets that use the same parameters. If there are two maps, `every` is the smaller of theirs, and
+    the cycle, `every` * `period`, is the longer.
+    """
     cuts = [p for _, p in maps(problem, w) if p.a and p.period > 1]
     every = min((p.every for p in cuts), default=1)
     period = max((p.every * p.period for p in cuts), default=1) // every

@@ -1,8 +1,9 @@
-"""The launch that adds up cells, and how cells become sums.
+"""The launch that adds up cells, and how the axes of cells are arranged for it.
 
-A backward needs sums over sets, c1 and c2, and sums over parameters. Programs store partial sums of both, called cells.
-`SumsLaunch` adds the cells that belong together. The map that gives the parameter of an element also gives the
-parameter of a cell.
+A backward needs sums over sets (c1 and c2), and for each parameter a sum over the elements that use it. A set is the
+elements that share one mean and variance. Programs store partial sums of both kinds, called cells. `SumsLaunch` adds the
+cells of each sum. The axes of cells are axes of `x[o, r, s, t]`, or count parts: the shares of different programs. So the
+map that gives the parameter of an element, equation (1) of docs/theory.md, also gives the parameter of a cell.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from onepass.core.view import ParamMap
 from .gradient import BackwardLaunch, BackwardOptions
 from .parameters import Summed, maps
 
-Axis = tuple[str, int]  # of the cells: what it runs along ("o", "r", "s", "t" or "part"), and its size
+Axis = tuple[str, int]  # an axis of the cells: its name ("o", "r", "s", "t" or "part") and its size
 
-Factor = tuple[int, int]  # a part of an axis: its size, and its stride in the sums; 0 means that it is summed over
+Factor = tuple[int, int]  # an Axis is split into factors: (size, stride in the sums), where stride 0 means summed over
 
-NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # a launch has two sums
+NAMES = {"sets": ("c1", "c2"), "param": ("weight", "bias"), "modulation": ("scale", "shift")}  # the two sums of each launch
 
 WORDS = {"sets": "sets", "param": "weight and bias", "modulation": "scale and shift"}
 
@@ -42,9 +43,9 @@ class SumPointers(NamedTuple):
 
 
 class SumSizes(NamedTuple):
-    """Cells are [across, kept1, between, kept2, within].
+    """The sizes of cells [across, kept1, between, kept2, within], and of the sums over all axes but kept1 and kept2.
 
-    The two kept axes have the strides stride1 and stride2 in the sums.
+    In the sums, kept1 has the stride stride1, and kept2 has stride2.
     """
 
     kept1: Index
@@ -54,22 +55,22 @@ class SumSizes(NamedTuple):
     stride1: Index
     stride2: Index
     kept: Count  # the number of sums, kept1·kept2
-    reduced: Count  # the number of cells of each sum
+    reduced: Count  # the number of cells in each sum
 
 
 class SumsMode(NamedTuple):
     block_i: int
     block_j: int
-    wide: bool  # programs are numbered in 64 bits
+    wide: bool  # the program id is a 64-bit integer
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumsLaunch(ChainedLaunch):
-    """Adds up cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2.
+    """A launch of `add_up`, which sums cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2.
 
-    Along J lie sums, along I their cells.
+    A block is [I, J]: J indexes sums, I indexes the cells of a sum.
     """
 
     name: ClassVar[str] = "sums"
@@ -87,7 +88,7 @@ class SumsLaunch(ChainedLaunch):
 
     @property
     def needed(self) -> bool:
-        """False if every cell is a sum already, and in its place."""
+        """Whether there is anything to add up. False if each sum is one cell, and the cells are in the order of the sums."""
         return self.sizes[1] != self.cells or self.strides[0] not in (0, 1)
 
     @property
@@ -122,9 +123,9 @@ Step = BackwardLaunch | SumsLaunch
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
-    """Split an axis of cells into factors, for sums over parameters, or over sets if p is None.
+    """Split an axis of cells, and return its factors.
 
-    A step along "o" is `unit` values of o.
+    `p` maps elements to the parameters to sum for. None means sums over sets. A step along "o" is `unit` values of o.
     """
     kind, size = axis
     if p is None:
@@ -137,7 +138,10 @@ def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]
 
 
 def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
-    """Factors as [summed, kept, summed, kept, summed], with neighbours merged; None if that takes more than five."""
+    """Merge neighbouring factors, and return five as [summed, kept, summed, kept, summed], or None if five are too few.
+
+    A slot that no factor fills has size 1.
+    """
     merged: list[Factor] = []
     for size, to in factors:
         if size == 1:
@@ -155,7 +159,7 @@ def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
 
 
 def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: int, device: Device) -> SumsLaunch | None:
-    """The launch that adds up these cells. None if they need more than five axes."""
+    """Return the launch that adds up cells with these axes, or None if `_slots` needs more than five factors for them."""
     slots = _slots([factor for axis in axes for factor in _factors(axis, p, w, unit)])
     if slots is None:
         return None
@@ -175,13 +179,16 @@ def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, u
 
 
 def parameter_sums(problem: NormProblem, axes: Sequence[Axis], w: Walk, unit: int, device: Device) -> list[SumsLaunch]:
-    """The launches that add up the gradients of parameters."""
+    """Return the launches that add up cells to gradients: one for weight and bias, one for scale and shift.
+
+    A launch is missing if the problem does not have its parameters, or if `sums_launch` returns None.
+    """
     found = [sums_launch(of, axes, p, w, unit, device) for of, p in maps(problem, w)]
     return [sums for sums in found if sums is not None]
 
 
 def set_sums(axes: Sequence[Axis], w: Walk, device: Device) -> list[SumsLaunch]:
-    """The launch that adds up the parts of sets, if sets have more than one part."""
+    """Return a list with the launch that adds up the partial sums of c1 and c2; an empty list if each set has only one."""
     sums = sums_launch("sets", axes, None, w, 1, device)
     assert sums is not None
     return [sums] if sums.cells > w.total else []
@@ -191,6 +198,6 @@ TOO_MANY_AXES = "its parameters lie along more axes than one launch can sum over
 
 
 def why_no_sums(problem: NormProblem, device: Device, schedule: Schedule) -> list[str]:
-    """The reason if a schedule lacks the sums over some parameters."""
+    """Return a list with the reason why a schedule cannot sum the gradients of all parameters; empty if it can."""
     sums = [step for step in schedule(problem, device, False) if isinstance(step, SumsLaunch) and step.of != "sets"]
     return [] if len(sums) == len(list(maps(problem, walk(problem)))) else [TOO_MANY_AXES]

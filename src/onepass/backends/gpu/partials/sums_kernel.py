@@ -1,4 +1,7 @@
-"""Adds up cells, the partial sums for parameters or for sets, in a fixed order."""
+"""The kernel that adds up cells, in a fixed order.
+
+Cells are partial sums over the elements that use a parameter, or over a set: the elements that share one mean and variance.
+"""
 
 import triton
 import triton.language as tl
@@ -10,7 +13,7 @@ from .sums import SumPointers, SumSizes
 
 @triton.jit
 def add_up(pointers: SumPointers, sizes: SumSizes, mode: tl.constexpr):
-    """Cells are [across, kept1, between, kept2, within], and are summed over all axes but kept1 and kept2."""
+    """Store the sums of two tensors of cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2."""
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j
     pid = program(False, mode.wide, mode.pdl_trigger, mode.pdl_wait)

@@ -1,1 +1,4 @@
-"""Sets that are contiguous runs: kept by one program, or read twice."""
+"""The families `row` and `row_reread`, whose kernels read each set along its contiguous runs.
+
+A set is the elements that share one mean and variance. A run is a stretch of a set that is contiguous in memory.
+"""

@@ -1,4 +1,8 @@
-"""The families of the row walk: `row` keeps whole sets of one run, `row_reread` reads sets of any size twice."""
+"""The families `row` and `row_reread`, whose kernels read each set along its contiguous runs (the row walk).
+
+A set is the elements that share one mean and variance. `row` keeps whole sets of one run in registers, so that x is read
+once. `row_reread` reads sets of any size twice.
+"""
 
 from __future__ import annotations
 

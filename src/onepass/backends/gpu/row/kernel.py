@@ -1,4 +1,9 @@
-"""The row walk: a set is one run of contiguous elements, or several such runs."""
+"""The forward kernel of the row walk, which reads each set along its runs.
+
+A set is the elements that share one mean and variance. It has one or several runs, each contiguous in memory. In
+`x[o, r, s, t]` a set is one (o, s), r numbers its runs, and t goes along a run. A part is the share of a set that one
+program works on. A block has I x J elements, and J goes along a run.
+"""
 
 import triton
 import triton.language as tl
@@ -25,11 +30,14 @@ def row_forward(
     io: Tensors, affine: Affine, stats: Statistics, parts_ptr, eps, total, view: View, maps: Maps, split: PartArguments,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """`total` sets. `norm` is a Norm, `block` a RowBlock, `mode` a RowMode."""
+    """Compute the moments of parts of `total` sets, or y, or both, as `mode` says.
+
+    `norm` is a Norm of device/groups.py. `block` is a RowBlock and `mode` a RowMode of row/launch.py.
+    """
     pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
     if mode.resident:
         step = tl.num_programs(0) * block.i
-        if block.stages > 1:  # each program has many blocks, and loads one while it works on another
+        if block.stages > 1:  # a program takes blocks in turn, and loads the next ones while it works on one
             for first in tl.range(pid * block.i, total, step, num_stages=block.stages):
                 _resident(io, affine, stats, eps, first, total, view, maps, norm, block)
         else:
@@ -40,7 +48,10 @@ def row_forward(
 
 @triton.jit
 def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr):
-    """Whole sets of one run each, from set `first` on. With a remainder, a run is two blocks."""
+    """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is one run and is read once.
+
+    If block.remainder is not 0, a run is held as two blocks, of block.j and block.remainder elements.
+    """
     set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     o, s = set_ // view.sets, set_ % view.sets
     x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
@@ -53,7 +64,7 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
         inside_rest = j_rest < view.run
         x_rest = load(io, x_at + j_rest, here & inside_rest, "")
         mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
-    mean = scaled_up(mean / view.run, DTYPE)  # (2)
+    mean = scaled_up(mean / view.run, DTYPE)  # (2) of docs/theory.md
     if norm.centered:
         x = tl.where(here & inside, x - mean, 0.0)
     var = tl.sum(x * x, 1, keep_dims=True)
@@ -61,7 +72,7 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
         if norm.centered:
             x_rest = tl.where(here & inside_rest, x_rest - mean, 0.0)
         var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
-    var = var / view.run  # (3)
+    var = var / view.run  # (3) of docs/theory.md
     rstd = inverse_deviation(var, eps)
     store_statistics(stats, set_, mean, rstd, var, here)
     place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
@@ -77,7 +88,11 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
 def _part(
     io, affine, stats, parts_ptr, eps, pid, total, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
 ):  # fmt: skip
-    """A part of one set, or of several, block by block: its moments, or y, or both in turn."""
+    """Compute the moments of one part of a set, or its y, block by block.
+
+    If `mode` asks for both, the part is the whole set. With mode.flat a set is one run, and the program works on the same
+    part of block.i sets.
+    """
     BOTH: tl.constexpr = mode.reduce and mode.apply
     i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
@@ -108,8 +123,8 @@ def _part(
                 mean, m2 = update(mean, m2, k, load(io, x_at + (t0 + j), mask, KEEP), mask, norm.centered)
             mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, norm.centered)
         else:
-            # `update` has one k for all lanes, so a lane that was masked must stay masked. It does: there is either one
-            # step along t, or one run in a block.
+            # `update` (device/moments.py) takes one element count k for all lanes, so a lane that was masked must stay masked.
+            # All lanes do, because there is only one step along t, or block.i is 1.
             for step in range(steps):
                 t = t_start + step * block.j + j
                 for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
@@ -133,7 +148,7 @@ def _part(
         DROP: tl.constexpr = "evict_first" if BOTH else ""
         if mode.flat:
             for step in tl.range(0, steps, num_stages=block.stages):
-                t = t_start + (steps - 1 - step) * block.j + j  # backwards: what was read last is still in the cache
+                t = t_start + (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
                 inside = t < t_end
                 x = load_x(io.x_ptr, x_at + t, here & inside, DROP)
                 place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=inside)

@@ -1,8 +1,14 @@
-"""The row walk backward: a block is [I, J], and along J lies a run.
+"""The backward kernel of the row walk, which reads each set along its runs.
 
-Gradients need sums over sets, and for each parameter a sum over the elements that use it. If parameters vary along a
-run, the elements of a parameter lie in many sets, and a program takes sets in turn. Else a program sums the elements
-of each parameter within a set, and the sums over the set follow from these.
+A set is the elements that share one mean and variance. It has one or several runs, each contiguous in memory. In
+`x[o, r, s, t]` a set is one (o, s), r numbers its runs, and t goes along a run. A block is [I, J]. J goes along a run, and
+I indexes sets of one run each, or the runs of one set. A part is the share of a set that one program works on.
+
+Gradients need two sums over each set, c1 and c2, and for each parameter a sum over the elements that use it. Programs
+store partial sums for parameters, called cells, and `add_up` of partials/sums_kernel.py adds these. If parameters vary
+along a run, the elements of one parameter lie in many sets. Then a program takes in turn the sets of one segment, a group
+of sets that use the same parameters. Otherwise a program sums the elements of each parameter within a set, and the sums
+over the set follow by equation (41). (6), (7) and (41) are equations of docs/theory.md.
 """
 
 import triton
@@ -22,7 +28,11 @@ def row_backward(
     io: GradientTensors, affine: Affine, values: SetValues, cells: Cells, count, total, view: View, maps: Maps,
     segments: SegmentArguments, split: SplitArguments, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """`total` sets of `count` elements. `norm` is a Norm, `block` a RowBlock, `mode` a RowBackwardMode."""
+    """Compute c1 and c2 of `total` sets of `count` elements, partial sums for parameters (cells), or dx, as `mode` says.
+
+    `norm` is a Norm of device/groups.py, `block` a RowBlock of row/launch.py, `mode` a RowBackwardMode of
+    row/launch_backward.py.
+    """
     PARAM_ALONG_RUN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_T
     pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
     if mode.across:
@@ -38,9 +48,10 @@ def _across(
     io, affine, values, cells, count, pid, view, maps, segments, split,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Sets of one run, block.i at a time, of one segment.
+    """Store dx for sets of one segment, block.i sets at a time, and then their partial sums for parameters (cells).
 
-    A resident program reads whole runs and computes their sums.
+    Each set is one run, and all sets of a segment use the same parameters. A resident program reads whole runs and computes
+    c1 and c2 itself. Other programs load c1 and c2.
     """
     PARAM_ALONG_RUN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_T
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
@@ -49,7 +60,7 @@ def _across(
     first_o, first_s = member_of(0, segment, view.sets, segments, mode.by_set)
     place = Place(o=first_o, r=0, s=first_s, t=j, i_inside=None, j_inside=inside)
     factor, term = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, AXIS_T)
-    if mode.split_row:  # another program works on the other block of the run, but this one needs its sums, too
+    if mode.split_row:  # a run is two blocks. Another program stores dx of the other block, but c1 and c2 need the sums of both
         j_other = (1 - part % split.parts_t) * block.j + tl.arange(0, block.j)[None, :]
         inside_other = j_other < view.run
         place_other = Place(o=first_o, r=0, s=first_s, t=j_other, i_inside=None, j_inside=inside_other)
@@ -65,7 +76,7 @@ def _across(
     for q0 in tl.range(part // split.parts_t * block.i, segments.members, split.parts_r * block.i, num_stages=block.stages):
         q = q0 + i
         if not mode.resident:
-            q = (segments.members - 1) // block.i * block.i - q0 + i  # backwards: what was read last is still in the cache
+            q = (segments.members - 1) // block.i * block.i - q0 + i  # last sets first: they may still be cached
         here = q < segments.members
         o, s = member_of(q, segment, view.sets, segments, mode.by_set)
         set_ = o.to(tl.int64) * view.sets + s
@@ -131,7 +142,10 @@ def _across(
 
 @triton.jit
 def _set_sums(io, affine, values, pid, total, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """The sums of block.i sets of one run each, block by block: over whole runs, or over parts of them."""
+    """Store the sums of wdy and of wdy·x_hat for each of block.i sets, over its whole run or over a part of it.
+
+    Each set is one run. The sums are (6) and (7) without the division by n.
+    """
     set_, part = pid // split.parts_t * block.i + tl.arange(0, block.i)[:, None], pid % split.parts_t
     here = set_ < total
     o, s = set_ // view.sets, set_ % view.sets
@@ -159,7 +173,11 @@ def _set_sums(io, affine, values, pid, total, view, maps, split, norm: tl.conste
 def _part(
     io, affine, values, cells, count, pid, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
 ):  # fmt: skip
-    """A part of one set, with several runs along I and one parameter for each run: its sums, or dx, or both in turn."""
+    """Store the sums c1 and c2 and the cells of one part of a set, or its dx, or both.
+
+    Parameters do not vary along a run, and I indexes the runs of the set. A program that stores both works on a whole
+    set, or the statistics were given.
+    """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
@@ -230,7 +248,7 @@ def _part(
         c1, c2 = load_sums(values, set_, None, count)
     if mode.apply and not mode.given:
         for step in range(steps):
-            t = t_start + (steps - 1 - step) * block.j + j  # backwards: what was read last is still in the cache
+            t = t_start + (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
             for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
                 r = r0 + i
                 mask, wide = (r < r_end) & (t < t_end), r.to(tl.int64)

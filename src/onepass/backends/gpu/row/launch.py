@@ -1,4 +1,9 @@
-"""Launches of the row walk, and the arguments of its kernels."""
+"""The launch of the row walk's forward kernel, and the arguments of that kernel.
+
+The row walk reads each set along its runs. A set is the elements that share one mean and variance. A run is a stretch of
+a set that is contiguous in memory. A part is the share of a set that one program works on. A block is the
+[I, J] elements that a program loads at a time.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +21,30 @@ from onepass.core.problem import NormProblem
 class RowBlock(NamedTuple):
     i: int
     j: int
-    remainder: int  # resident: the size of a second block, for the rest of a run; 0 if there is none
-    stages: int  # blocks in flight at a time
-    run_fits: bool  # a run fits into a block
+    remainder: int  # if resident: elements of a second block, which holds the rest of a run; 0 if there is none
+    stages: int  # blocks that are loaded or worked on at the same time
+    run_fits: bool  # a whole run fits into one block
 
 
 class RowMode(NamedTuple):
-    resident: bool  # whole sets of one run stay in registers; else programs go through parts of sets block by block
+    resident: bool  # a program keeps whole sets of one run in registers; otherwise it goes through a part of a set block by block
     reduce: bool  # compute moments
     apply: bool  # compute y
-    wide: bool  # programs are numbered in 64 bits
-    flat: bool  # a set is one run, and along I lie several sets; else along I lie the runs of one set
+    wide: bool  # the program id is a 64-bit integer
+    flat: bool  # a set is one run, and I indexes sets; otherwise I indexes the runs of one set
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLaunch(ChainedLaunch, ForwardLaunch):
-    """Along J lies a run. Along I lie sets of one run each, or the runs of one set."""
+    """A launch of `row_forward`. J goes along a run. I indexes sets of one run each, or the runs of one set."""
 
     name: ClassVar[str] = "row"
-    split: Split = WHOLE  # counted in runs, and in blocks of block_j elements
-    remainder: int = 0  # elements of a second block for each run, if resident
-    stages: int = 1  # blocks in flight at a time
-    resident: bool = False  # whole sets stay in registers
+    split: Split = WHOLE  # of a set into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
+    remainder: int = 0  # if resident: elements of a second block, which holds the rest of a run; 0 if there is none
+    stages: int = 1  # blocks that are loaded or worked on at the same time
+    resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
 
@@ -49,7 +54,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """1.0, because lanes without an element cost little when memory is read along a run."""
+        """The fraction of a block's lanes that count as used: 1.0, because along a run lanes without an element cost little."""
         return 1.0
 
     @property
@@ -62,7 +67,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def parts(self) -> Split:
-        """The split, counted in runs and elements."""
+        """The split of a set into parts, where chunk_r counts runs and chunk_t counts elements instead of blocks."""
         return self.split._replace(chunk_t=self.split.chunk_t * self.block_j)
 
     @property

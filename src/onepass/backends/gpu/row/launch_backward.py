@@ -1,4 +1,9 @@
-"""The launch of the row walk backward, and the arguments of its kernel."""
+"""The launch of the row walk's backward kernel, and the arguments of that kernel.
+
+The row walk reads each set along its runs. A set is the elements that share one mean and variance, one (o, s) of
+`x[o, r, s, t]`. A run is a stretch of a set that is contiguous in memory. A segment is a group of sets that use the same
+parameters. A block is the [I, J] elements that a program loads at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +20,30 @@ from .launch import RowBlock
 
 
 class RowBackwardMode(NamedTuple):
-    across: bool  # programs take the sets of a segment in turn, and sum the gradients of its parameters over them
-    by_set: bool  # each s has its own segments
-    split_row: bool  # resident: a run is two blocks, one for each of two programs
+    across: bool  # a program takes sets of one segment in turn, and sums the gradients of the segment's parameters
+    by_set: bool  # sets with different s are in different segments
+    split_row: bool  # if resident: a run is two blocks, and each of two programs works on one
     resident: bool  # x and dy are read once
-    reduce: bool  # compute the sums of sets
+    reduce: bool  # compute the sums over sets, c1 and c2
     apply: bool  # compute dx
-    given: bool  # the statistics were given
-    from_y: bool  # x holds y, from which x_hat is computed
-    wide: bool  # programs are numbered in 64 bits
+    given: bool  # the mean and variance were given, not computed from x
+    from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
+    wide: bool  # the program id is a 64-bit integer
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowBackwardLaunch(BackwardLaunch):
-    """Along J lies a run. Along I lie sets of one run each, or the runs of one set.
+    """A launch of `row_backward`. J goes along a run. I indexes sets of one run each, or the runs of one set.
 
-    With segments, parts_r programs share the sets of a segment, and each run is cut into parts_t blocks.
+    If there are segments, the sets of each are divided into split.parts_r shares, and their runs into split.parts_t blocks.
+    A program works on one block of the runs of one share.
     """
 
     name: ClassVar[str] = "row"
-    split: Split = WHOLE  # counted in runs, and in blocks of block_j elements
-    remainder: int = 0  # elements of a second block for each run, with segments
+    split: Split = WHOLE  # of a set into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
+    remainder: int = 0  # with segments: elements of a second block, which holds the rest of a run; 0 if there is none
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w, found = self.walk, self.segments

@@ -1,4 +1,8 @@
-"""How the row walk cuts a forward into launches."""
+"""The launches that compute a forward by the row walk, and their sizes, which were tuned on an H200.
+
+The row walk reads each set along its runs. A set is the elements that share one mean and variance. A run is a stretch of
+a set that is contiguous in memory, and a row is a set of one run. A part is the share of a set that one program works on.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +16,27 @@ from onepass.core.problem import NormProblem
 
 from .launch import RowLaunch
 
-LONGEST_ROW = 32768  # elements that fit in the registers of one program
+LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of one program
 
 
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
-    """Whole rows in registers. A program has 32 or more short rows, or one or two long rows."""
+    """Return a tuple of one launch, whose programs keep whole rows in registers.
+
+    A block has 32 or more rows of up to 256 elements, or one or two longer rows. It has fewer if there are few rows.
+    """
     w = walk(problem)
     block_j, remainder = block_and_remainder(w.run)
-    length, stages, most_warps = block_j + remainder, 1, 0  # warps on a multiprocessor, if stages > 1
-    block_i, per_thread = 1, 36 if remainder else 16 if length <= 2048 else 32  # elements
-    if length > 8192:  # too few blocks fit on a multiprocessor to hide the loads of one behind the work on another
+    length, stages, most_warps = block_j + remainder, 1, 0  # if stages > 1, a multiprocessor gets up to most_warps warps
+    block_i, per_thread = 1, 36 if remainder else 16 if length <= 2048 else 32  # elements for each thread
+    if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         per_thread, stages, most_warps = 48, 3, 1
     elif length <= 256:
         block_i = max(32, 2048 // length)
-    elif problem.scale or problem.shift:  # each row reads as many of them as of x
+    elif problem.scale or problem.shift:  # a row reads as many scales or shifts as elements of x
         per_thread, stages, most_warps = 36, 3, 12
     elif 2048 < length <= 4096 or (length <= 1024 and not remainder):
         block_i = 2
-    if not invariant:  # few rows: spread them over the multiprocessors
+    if not invariant:  # few rows: fewer in a block, so that all multiprocessors have work
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
     programs, stages = ceil(w.total / block_i), stages_that_fit(problem, device, length, stages)
     warps = warps_for(length * block_i // per_thread, device)
@@ -51,9 +58,10 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
 
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    """One launch if sets are small, or if there are enough of them for all multiprocessors.
+    """Return one launch that reduces and applies, or three: reduce parts of sets, combine the parts, apply.
 
-    Else three: reduce parts of sets, combine them, apply.
+    One launch is returned if sets are small, or if there are enough of them for all multiprocessors. With `invariant` (the
+    result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
     whole = w.total >= device.sms or w.reps * w.run <= 2**16
@@ -65,11 +73,11 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
         if w.run <= 2**17:
             return (row_parts(w, device, 1, 4096, 512, reduce=True, apply=True),)
         return (row_parts(w, device, 1, 2048, 256, stages_that_fit(problem, device, 2048, 3), reduce=True, apply=True),)
-    # Programs for each multiprocessor, elements of a block, threads, stages.
+    # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     if flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
-        threads = 128 if device.chains else 256  # with 128, registers spill on sm_80
+        threads = 128 if device.chains else 256  # on sm_80 (A100, which does not chain), 128 threads spill registers
         reduce, apply = (2, 4096, threads, stages_that_fit(problem, device, 4096, 3)), (8, 4096, 512)
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
     reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
@@ -80,9 +88,13 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
 def row_parts(
     w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False
 ) -> RowLaunch:
-    """Cut each set into about `parts` parts, and those into blocks of `size` elements."""
+    """Return a launch that cuts each set into about `parts` parts, and each part into blocks of at most `size` elements.
+
+    `threads` is for a block of `size` elements. A smaller block gets fewer.
+    """
     block_j = min(power_of_two(w.run), size)
-    block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j  # runs of a set, or sets of one run
+    # A block has block_i runs of one set or, if each set is one run, block_i sets.
+    block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j
     split = split_set(w, parts, block_i, block_j)
     sets = ceil(w.total / block_i) if w.reps == 1 else w.total
     return RowLaunch(
@@ -99,7 +111,10 @@ def row_parts(
 
 
 def split_set(w: Walk, parts: int, block_i: int, block_j: int) -> Split:
-    """Cut a set into about `parts` parts of whole blocks: first between its runs, then along each run."""
+    """Return the Split of a set into about `parts` parts of whole blocks. chunk_r counts runs, chunk_t counts blocks.
+
+    The set is cut between its runs first, and along them only if that gives too few parts.
+    """
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
     parts_r = ceil(w.reps / chunk_r)
     steps = ceil(w.run / block_j)

@@ -1,4 +1,9 @@
-"""How the row walk cuts a backward into launches."""
+"""The launches that compute a backward by the row walk, and their sizes, which were tuned on an H200.
+
+The row walk reads each set along its runs. A set is the elements that share one mean and variance. A run is a stretch of
+a set that is contiguous in memory, and a row is a set of one run. A part is the share of a set that one program works on.
+A segment is a group of sets that use the same parameters. A cell is a partial sum of the gradient of a parameter.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +21,19 @@ from onepass.core.problem import NormProblem
 from .launch_backward import RowBackwardLaunch
 from .schedule import split_set
 
-BLOCK = 8192  # elements of x that fit in the registers of one program, with as many of dy and of two sums
+BLOCK = 8192  # elements of the largest block: x, dy and two sums of this size fit in the registers of one program
 
 LONGEST_ROW = 2 * BLOCK
 
-TINY = 8192  # elements of x: below this, a second launch costs more than it saves
+TINY = 8192  # elements of x: up to this size, one program for each segment beats several, whose cells must be added up
 
 
 @with_chaining
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """Rows of x and dy in registers, and the program's sums over parameters.
+    """Return a launch whose programs keep rows of x and dy in registers, and launches that add up its partial sums (cells).
 
-    A row that is too long for that is cut into two blocks, one for each of two programs. Both compute the sums of the
-    whole row. They read it at the same time, so it comes from memory once.
+    A row of more than BLOCK elements is cut into two blocks, one for each of two programs. Both programs compute the sums
+    of the whole row. They read the row at the same time, so it comes from memory once.
     """
     w = walk(problem)
     along = bool(AXIS_T & parameter_axes(problem, w))  # parameters vary along a row
@@ -52,7 +57,8 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
     else:
         shape = LaunchShape(max(BLOCK // length, 1), min(length, BLOCK), 8, 1, 3)
     if w.total * w.run > TINY:
-        few = power_of_two(max(w.total // (shape.programs * device.sms), 1))  # few rows: spread them over the multiprocessors
+        # If there are few rows, blocks get fewer rows, so that all multiprocessors have work.
+        few = power_of_two(max(w.total // (shape.programs * device.sms), 1))
         shape = shape._replace(block_i=min(shape.block_i, few))
     shape = shape.on(device, block_bytes(problem, shape.block_i * (min(length, w.run) + remainder)))
     return across_rows(problem, w, device, shape, remainder)
@@ -61,7 +67,11 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 def across_rows(
     problem: NormProblem, w: Walk, device: Device, shape: LaunchShape, remainder: int = 0, resident: bool = True
 ) -> tuple[Step, ...]:
-    """Programs take the sets of a segment in turn, and store cells of its parameters."""
+    """Return a launch whose programs take the sets of a segment in turn, and launches that add up its partial sums (cells).
+
+    All sets of a segment use the same parameters. With `resident`, programs read whole rows and compute the sums c1 and c2
+    over each. Otherwise an earlier launch must have computed c1 and c2.
+    """
     found = segments(problem, w)
     count = w.total // found.members
     blocks = 1 if remainder else ceil(w.run / shape.block_j)
@@ -88,15 +98,16 @@ def across_rows(
 
 @with_chaining
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """First the sums over sets, then dx.
+    """Return the launches that compute the sums over sets and then dx, and those that add up partial sums (cells).
 
-    The sums over parameters come with dx if parameters vary along runs, else with the sums over sets.
+    If parameters vary along runs, the launch that computes dx stores the cells. Otherwise the launch that computes the
+    sums over sets does.
     """
     w = walk(problem, cut=True)
     if not AXIS_T & parameter_axes(problem, w):
         return parts_of_sets(problem, w, device)
     w = walk(problem)
-    rows = 2 if w.run > 2**16 else 1  # rows that share the parameters they read
+    rows = 2 if w.run > 2**16 else 1  # rows of a block: they share the weights that are loaded
     reduce = LaunchShape(rows, min(4096 // rows, power_of_two(w.run)), 8, 2, 3)
     apply = LaunchShape(2, min(2048, power_of_two(w.run)), 4, 2, 3)
     reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)))
@@ -105,7 +116,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
 
 
 def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaunch:
-    """The sums of whole rows, or of parts of rows if there are few rows."""
+    """Return a launch that sums over rows, or over parts of rows if there are fewer rows than multiprocessors."""
     steps = ceil(w.run / shape.block_j)
     chunk_t = ceil(steps / (1 if w.total >= device.sms else ceil(2 * device.sms / w.total)))
     parts_t = ceil(steps / chunk_t)
@@ -122,10 +133,10 @@ def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaun
 
 
 def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
-    """Sets whose parameters do not vary along a run.
+    """Return the launches for sets whose parameters do not vary along a run.
 
-    One launch computes everything if sets are small, or many and of medium size, or if the statistics were given.
-    Else one reduces and one applies.
+    One launch computes the sums over sets, the cells and dx if sets are small, or many and of medium size, or if the
+    statistics were given. Otherwise one launch computes the sums and the cells, and another computes dx.
     """
     nbytes = block_bytes(problem, 2048)
     if problem.given:
@@ -146,7 +157,10 @@ def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, 
 def set_parts(
     w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, apply: bool = False, resident: bool = False
 ) -> RowBackwardLaunch:
-    """Cut sets into parts, in blocks of shape.block_j elements of one or several runs. shape.programs 0: whole sets."""
+    """Return a launch that cuts sets into parts, and parts into blocks of at most shape.block_j elements.
+
+    A block has elements of one run or of several; shape.block_i is not used. If shape.programs is 0, a part is a whole set.
+    """
     size, block_j = shape.block_j, min(power_of_two(w.run), shape.block_j)
     block_i = min(size // block_j, power_of_two(w.reps))
     parts = max(min(ceil(shape.programs * device.sms / w.total), ceil(w.reps * w.run / size)), 1)

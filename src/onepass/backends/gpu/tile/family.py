@@ -1,4 +1,8 @@
-"""The families of the tile walk: `tile` keeps whole sets, `tile_reread` reads sets of any size twice."""
+"""The families `tile` and `tile_reread`, whose kernels read memory across sets (the tile walk).
+
+A set is the elements that share one mean and variance. `tile` keeps whole sets in registers, so that x is read once.
+`tile_reread` reads sets of any size twice.
+"""
 
 from __future__ import annotations
 

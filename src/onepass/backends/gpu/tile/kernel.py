@@ -1,6 +1,8 @@
-"""The tile walk: the elements of a set lie apart, and memory is read across sets.
+"""The forward kernel of the tile walk, which reads memory across sets.
 
-A row is one r, a column one (s, t).
+A set is the elements that share one mean and variance. In `x[o, r, s, t]` a set is one (o, s). A row is one r, a column is
+one (s, t), and a set has `run` columns. A block is [I, J]: I indexes rows, J indexes columns. A part is the rows that one
+program works on.
 """
 
 import triton
@@ -30,10 +32,13 @@ def tile_forward(
     io: Tensors, affine: Affine, stats: Statistics, parts_ptr, eps, total, view: View, maps: Maps, split: TileSplit,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """`total` sets. `norm` is a Norm, `block` a TileBlock, `mode` a TileMode."""
+    """Compute the moments of parts of `total` sets, or y, or both, as `mode` says.
+
+    `norm` is a Norm of device/groups.py. `block` is a TileBlock and `mode` a TileMode of tile/launch.py.
+    """
     pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
     if mode.resident:
-        if block.stages > 1:  # each program has many blocks, and loads one while it works on another
+        if block.stages > 1:  # a program takes blocks in turn, and loads the next ones while it works on one
             for number in tl.range(pid, total // view.sets * split.blocks, tl.num_programs(0), num_stages=block.stages):
                 _resident(io, affine, stats, eps, number, view, maps, split, norm, block, mode)
         else:
@@ -44,9 +49,10 @@ def tile_forward(
 
 @triton.jit
 def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """The `number`-th block of whole sets, block.run columns for each.
+    """Compute the statistics and y of the whole sets in the `number`-th block of columns. x is read once.
 
-    With a remainder, a set is two blocks of rows.
+    A set has block.run columns of the block. If block.remainder is not 0, its rows are held as two blocks, of block.i and
+    block.remainder rows.
     """
     r = tl.arange(0, block.i)[:, None]
     o, column = number // split.blocks, number % split.blocks * block.j + tl.arange(0, block.j)[None, :]
@@ -61,7 +67,7 @@ def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.conste
         inside_rest = r_rest < view.reps
         x_rest = load(io, x_at + r_rest.to(tl.int64) * view.x_r, inside_rest & here, "")
         mean += tl.sum(scaled_down(x_rest, DTYPE), 0, keep_dims=True)
-    mean = scaled_up(sum_over_run(mean, block.j, block.run) / view.reps / view.run, DTYPE)  # (2)
+    mean = scaled_up(sum_over_run(mean, block.j, block.run) / view.reps / view.run, DTYPE)  # (2) of docs/theory.md
     if norm.centered:
         x = tl.where(inside & here, x - mean, 0.0)
     var = tl.sum(x * x, 0, keep_dims=True)
@@ -69,7 +75,7 @@ def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.conste
         if norm.centered:
             x_rest = tl.where(inside_rest & here, x_rest - mean, 0.0)
         var += tl.sum(x_rest * x_rest, 0, keep_dims=True)
-    var = sum_over_run(var, block.j, block.run) / view.reps / view.run  # (3)
+    var = sum_over_run(var, block.j, block.run) / view.reps / view.run  # (3) of docs/theory.md
     rstd = inverse_deviation(var, eps)
     store_statistics(stats, o * view.sets + s, mean, rstd, var, here & (t == 0))
     place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
@@ -83,7 +89,7 @@ def _resident(io, affine, stats, eps, number, view, maps, split, norm: tl.conste
 
 @triton.jit
 def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """Some rows of some columns, block by block: the moments of each column, or y."""
+    """Store the moments (mean and M2) of each of block.j columns over one part of the rows, or y for these elements."""
     i = tl.arange(0, block.i)[:, None]
     o, part = pid // split.blocks // split.parts_r, pid // split.blocks % split.parts_r
     column = pid % split.blocks * block.j + tl.arange(0, block.j)[None, :]

@@ -1,6 +1,14 @@
-"""The tile walk backward: a block is [I, J], along I lie the rows r of sets, along J columns (s, t).
+"""The backward kernel of the tile walk, which reads memory across sets.
 
-As in the row walk, a parameter is summed over many sets if parameters vary from row to row.
+A set is the elements that share one mean and variance. In `x[o, r, s, t]` a set is one (o, s). A row is one r, a column is
+one (s, t), and a set has `run` columns. A block is [I, J]: I indexes rows, J indexes columns. A part is the rows that one
+program works on.
+
+Gradients need two sums over each set, c1 and c2, and for each parameter a sum over the elements that use it. Programs
+store partial sums for parameters, called cells, and `add_up` of partials/sums_kernel.py adds these. If parameters vary
+from row to row, the elements of one parameter lie in many sets, and a program sums over the blocks of one segment: a
+group of values of o whose sets use the same parameters. Otherwise each column gives its own cells, and the sums over sets
+follow from them by equation (41) of docs/theory.md.
 """
 
 import triton
@@ -23,7 +31,11 @@ def tile_backward(
     io: GradientTensors, affine: Affine, values: SetValues, cells: Cells, count, view: View, maps: Maps,
     segments: SegmentArguments, split: TileBackwardSplit, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Sets of `count` elements. `norm` is a Norm, `block` a TileBackwardBlock, `mode` a TileBackwardMode."""
+    """Compute c1 and c2 of sets of `count` elements, partial sums for parameters (cells), or dx, as `mode` says.
+
+    `norm` is a Norm of device/groups.py. `block` is a TileBackwardBlock and `mode` a TileBackwardMode of
+    tile/launch_backward.py.
+    """
     pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
     if mode.across:
         _across(io, affine, values, cells, count, pid, view, maps, segments, split, norm, block, mode)
@@ -36,15 +48,15 @@ def _across(
     io, affine, values, cells, count, pid, view, maps, segments, split,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of columns of one segment, in turn.
+    """Take blocks of columns of one segment in turn, and store their dx and their partial sums for parameters (cells).
 
-    A resident program reads whole sets and computes their sums. Others read block.i rows.
+    A resident program reads whole sets and computes c1 and c2 itself. Other programs read block.i rows and load c1 and c2.
 
-    If parameters do not vary from row to row, each block stores its own cells.
+    If parameters vary from row to row, the cells are stored once, after the last block. Otherwise each block stores its own.
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     PARAM_PER_COLUMN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & (AXIS_S | AXIS_T)
-    blocks = split.blocks  # of columns, for each value of o
+    blocks = split.blocks  # blocks of columns for each value of o
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     r = part % split.parts_t * block.i + tl.arange(0, block.i)[:, None]
     first = 0
@@ -60,7 +72,7 @@ def _across(
         row_place = Place(o=first_o, r=r, s=0, t=0, i_inside=inside, j_inside=None)
         factor, term = fold_affine(1.0, affine, maps, row_place, norm, AXIS_R, NO_AXIS)
     for m0 in tl.range(part, members, split.parts_r, num_stages=block.stages):
-        m = m0 if mode.resident else members - 1 - m0  # backwards: what was read last is still in the cache
+        m = m0 if mode.resident else members - 1 - m0  # if not resident, last block first: it may still be cached
         o, _zero = member_of(m // blocks, segment, 1, segments, False)
         column = (first + m % blocks) * block.j + tl.arange(0, block.j)[None, :]
         if mode.resident:
@@ -114,7 +126,10 @@ def _across(
 def _part(
     io, affine, values, cells, count, pid, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
 ):  # fmt: skip
-    """Some rows of some columns, block by block: the sums of each column, or dx; both if the statistics were given."""
+    """Store the sums of each of block.j columns over one part of the rows, or dx; both if the statistics were given.
+
+    Cells are stored with the sums if parameters do not vary from row to row.
+    """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     i = tl.arange(0, block.i)[:, None]
     o, part = pid // split.blocks // split.parts_r, pid // split.blocks % split.parts_r

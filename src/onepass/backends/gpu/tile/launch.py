@@ -1,4 +1,9 @@
-"""Launches of the tile walk, and the arguments of its kernel."""
+"""The launch of the tile walk's forward kernel, and the arguments of that kernel.
+
+The tile walk reads memory across sets. A set is the elements that share one mean and variance, one (o, s) of
+`x[o, r, s, t]`. A row is one r, and a column is one (s, t). A block is [I, J]: I indexes rows, J indexes columns. A part is
+the rows that one program works on.
+"""
 
 from __future__ import annotations
 
@@ -15,42 +20,42 @@ from onepass.core.problem import NormProblem
 
 
 class TileSplit(NamedTuple):
-    parts_r: Count  # parts of the rows of a set
+    parts_r: Count  # parts into which the rows are cut
     chunk_r: Count  # rows of a part
-    blocks: Count  # blocks of columns for each o
-    m2_offset: Count  # elements from the means of the parts to their M2
-    columns: Length  # for each o
+    blocks: Count  # blocks of columns for each value of o
+    m2_offset: Count  # the M2 values of the parts are stored this many elements after their means
+    columns: Length  # columns for each value of o
 
 
 class TileBlock(NamedTuple):
     i: int
     j: int
-    run: int  # resident: columns of a block for each set
-    remainder: int  # resident: the rows of a second block, for the rest of a set; 0 if there is none
-    stages: int  # blocks in flight at a time
+    run: int  # if resident: how many columns of a block belong to one set
+    remainder: int  # if resident: rows of a second block, which holds the rest of a set; 0 if there is none
+    stages: int  # blocks that are loaded or worked on at the same time
 
 
 class TileMode(NamedTuple):
-    resident: bool  # whole sets stay in registers; else programs go through some rows of some columns block by block
-    reduce: bool  # compute moments. A launch that is not resident computes either moments or y
-    wide: bool  # programs are numbered in 64 bits
-    dense: bool  # columns are contiguous in x and in y
+    resident: bool  # a program keeps whole sets in registers; otherwise it goes through one part of some columns block by block
+    reduce: bool  # compute moments; if not resident, the launch then computes no y
+    wide: bool  # the program id is a 64-bit integer
+    dense: bool  # the columns of each o are contiguous, in x and in y
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileLaunch(ChainedLaunch, ForwardLaunch):
-    """Along I lie rows, one for each r. Along J lie columns, one for each (s, t)."""
+    """A launch of `tile_forward`. I indexes rows, one for each r. J indexes columns, one for each (s, t)."""
 
     name: ClassVar[str] = "tile"
-    blocks: int  # blocks of columns for each o
-    parts_r: int = 1  # parts of the rows of a set
+    blocks: int  # blocks of columns for each value of o
+    parts_r: int = 1  # parts into which the rows are cut
     chunk_r: int = 1  # rows of a part
-    block_run: int = 1  # columns of a block for each set, if resident
-    remainder: int = 0  # rows of a second block for each set, if resident
-    stages: int = 1  # blocks in flight at a time
-    resident: bool = False  # whole sets stay in registers
+    block_run: int = 1  # if resident: how many columns of a block belong to one set
+    remainder: int = 0  # if resident: rows of a second block, which holds the rest of a set; 0 if there is none
+    stages: int = 1  # blocks that are loaded or worked on at the same time
+    resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
 
     @property
@@ -71,12 +76,12 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """The fraction of the lanes of a resident block that have an element. All lanes cost instructions."""
+        """The fraction of the lanes of a resident block that hold an element. Empty lanes cost instructions, too."""
         return self.walk.reps * self.walk.run / ((self.block_i + self.remainder) * self.block_run)
 
     @property
     def parts(self) -> Split:
-        """The parts of a set: each column is one part, or several along r."""
+        """The Split of a set for `combine` (partials/combine_kernel.py): a part is chunk_r rows of one column."""
         return Split(self.parts_r, self.walk.run, self.chunk_r, 1)
 
     @property

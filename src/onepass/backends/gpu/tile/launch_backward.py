@@ -1,4 +1,9 @@
-"""The launch of the tile walk backward, and the arguments of its kernel."""
+"""The launch of the tile walk's backward kernel, and the arguments of that kernel.
+
+The tile walk reads memory across sets. A set is the elements that share one mean and variance, one (o, s) of
+`x[o, r, s, t]`. A row is one r, and a column is one (s, t). A block is [I, J]: I indexes rows, J indexes columns. A part is
+the rows that one program works on. A segment is a group of values of o whose sets use the same parameters.
+"""
 
 from __future__ import annotations
 
@@ -13,42 +18,42 @@ from onepass.core.problem import NormProblem
 
 
 class TileBackwardSplit(NamedTuple):
-    parts_r: Count  # parts of the rows of a set; with segments, programs that share a segment
-    parts_t: Count  # with segments: blocks of rows; times blocks of columns, if parameters vary along both
+    parts_r: Count  # parts into which the rows are cut; with segments, shares into which a segment is cut
+    parts_t: Count  # with segments: blocks of rows, times blocks of columns if parameters vary along rows and columns
     chunk_r: Count  # rows of a part
-    blocks: Count  # blocks of columns for each o
-    columns: Length  # for each o
+    blocks: Count  # blocks of columns for each value of o
+    columns: Length  # columns for each value of o
 
 
 class TileBackwardBlock(NamedTuple):
     i: int
     j: int
-    run: int  # resident: columns of a block for each set
-    stages: int  # blocks in flight at a time
+    run: int  # if blocks hold whole sets: how many columns of a block belong to one set
+    stages: int  # blocks that are loaded or worked on at the same time
 
 
 class TileBackwardMode(NamedTuple):
-    across: bool  # programs take blocks of columns of a segment in turn, and sum the gradients of its parameters over them
+    across: bool  # a program takes blocks of columns of one segment in turn, and sums the gradients of parameters
     resident: bool  # x and dy are read once
-    reduce: bool  # compute the sums of sets
-    given: bool  # the statistics were given
-    from_y: bool  # x holds y, from which x_hat is computed
-    wide: bool  # programs are numbered in 64 bits
-    dense: bool  # columns are contiguous in x and in y
+    reduce: bool  # compute the sums over sets, c1 and c2
+    given: bool  # the mean and variance were given, not computed from x
+    from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
+    wide: bool  # the program id is a 64-bit integer
+    dense: bool  # the columns of each o are contiguous, in x and in y
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileBackwardLaunch(BackwardLaunch):
-    """Along I lie rows, one for each r. Along J lie columns, one for each (s, t)."""
+    """A launch of `tile_backward`. I indexes rows, one for each r. J indexes columns, one for each (s, t)."""
 
     name: ClassVar[str] = "tile"
-    blocks: int  # blocks of columns for each o
-    parts_r: int  # parts of the rows of a set; with segments, programs that share a segment
-    parts_t: int = 1  # with segments: blocks of rows; times blocks of columns, if parameters vary along both
+    blocks: int  # blocks of columns for each value of o
+    parts_r: int  # parts into which the rows are cut; with segments, shares into which a segment is cut
+    parts_t: int = 1  # with segments: blocks of rows, times blocks of columns if parameters vary along rows and columns
     chunk_r: int = 1  # rows of a part
-    block_run: int = 1  # columns of a block for each set, if resident
+    block_run: int = 1  # if blocks hold whole sets: how many columns of a block belong to one set
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w = self.walk

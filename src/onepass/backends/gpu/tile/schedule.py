@@ -1,4 +1,8 @@
-"""How the tile walk cuts a forward into launches."""
+"""The launches that compute a forward by the tile walk, and their sizes, which were tuned on an H200.
+
+The tile walk reads memory across sets. A set is the elements that share one mean and variance. In `x[o, r, s, t]` a set is
+one (o, s), a row is one r, and a column is one (s, t). A part is the rows that one program works on.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,21 @@ from onepass.core.problem import NormProblem
 
 from .launch import TileLaunch
 
-LARGEST_TILE = 16384  # elements that fit in the registers of one program
-NARROWEST = 16  # columns of a tile
+LARGEST_TILE = 16384  # elements of the largest block that fits in the registers of one program
+NARROWEST = 16  # columns of the narrowest block, unless there are fewer columns
 
 
 def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TileLaunch, ...]:
-    """Whole sets in registers. Few warps have many elements each, so that sums over rows stay in a thread."""
+    """Return a tuple of one launch, whose programs keep whole sets in registers.
+
+    Programs have few warps. So each thread has many elements, and adds up rows by itself.
+    """
     w = walk(problem)
     block_run = power_of_two(w.run)
     block_i, remainder = block_and_remainder(w.reps)
     length = block_i + remainder
     block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
-    per_thread = (128 if length <= 128 else 64) if device.prefetches else 32  # elements; AMD's compiler spills with more
+    per_thread = (128 if length <= 128 else 64) if device.prefetches else 32  # elements; on AMD, more than 32 spill registers
     warps = warps_for(length * block_j // per_thread, device)
     blocks = ceil(w.sets * block_run / block_j)
     stages = stages_that_fit(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
@@ -46,7 +53,7 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 
 
 def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    """Three launches: reduce parts of sets, combine them, apply."""
+    """Return three launches: reduce parts of sets, combine the parts, apply."""
     w = walk(problem)
     programs = 3 if w.total * w.reps * w.run >= 2**23 else 2
     stages = stages_that_fit(problem, device, 2048, 4)
@@ -63,7 +70,7 @@ def tile_apply(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:
 
 
 def tile_size(problem: NormProblem) -> int:
-    """The elements of the smallest block that holds whole sets."""
+    """Return the number of elements of the smallest block that holds whole sets."""
     w = walk(problem)
     block_run = power_of_two(w.run)
     return sum(block_and_remainder(w.reps)) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
@@ -72,9 +79,9 @@ def tile_size(problem: NormProblem) -> int:
 def tile_parts(
     w: Walk, device: Device, programs: int, width: int, threads: int, stages: int = 1, rows: int = 0, reduce: bool = False
 ) -> TileLaunch:
-    """About `programs` programs for each multiprocessor, or `rows` rows for each program.
+    """Return a launch of about `programs` programs for each multiprocessor, or of about `rows` rows for each program.
 
-    Blocks have `width` columns and 32 rows, and more rows if there are fewer columns.
+    `rows` is used if it is not 0. A block has `width` columns and 32 rows, or fewer columns and more rows.
     """
     block_j = min(power_of_two(w.columns), width)
     block_i = 32 * width // block_j

@@ -1,4 +1,9 @@
-"""How the tile walk cuts a backward into launches."""
+"""The launches that compute a backward by the tile walk, and their sizes, which were tuned on an H200.
+
+The tile walk reads memory across sets. A set is the elements that share one mean and variance. In `x[o, r, s, t]` a set is
+one (o, s), a row is one r, and a column is one (s, t). A segment is a group of values of o whose sets use the same
+parameters. A cell is a partial sum of the gradient of a parameter.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +21,12 @@ from onepass.core.problem import NormProblem
 from .launch_backward import TileBackwardLaunch
 from .schedule import NARROWEST
 
-LARGEST_TILE = 8192  # elements of x that fit in the registers of one program, with as many of dy and of two sums
+LARGEST_TILE = 8192  # elements of the largest block: x, dy and two sums of this size fit in the registers of one program
 
 
 @with_chaining
 def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """Whole sets of x and dy in registers, and the program's sums over the parameters of rows."""
+    """Return a launch whose programs keep sets of x and dy in registers, and launches that add up its partial sums (cells)."""
     w = walk(problem)
     block_run, block_i = power_of_two(w.run), power_of_two(w.reps)
     block_j = max(min(power_of_two(w.sets) * block_run, NARROWEST), block_run)
@@ -31,9 +36,10 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 
 
 def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchShape, block_run: int = 0) -> tuple[Step, ...]:
-    """Programs take blocks of columns in turn. If each row has its own parameters, these are of one segment.
+    """Return a launch whose programs take blocks of columns in turn, and launches that add up its partial sums (cells).
 
-    With a `block_run`, the blocks hold whole sets.
+    If parameters vary from row to row, the blocks of a program are in one segment. Otherwise all blocks form one segment.
+    If `block_run` is not 0, blocks hold whole sets, with block_run columns for each.
     """
     axes = parameter_axes(problem, w)
     per_row, per_column, resident = bool(axes & AXIS_R), bool(axes & (AXIS_S | AXIS_T)), block_run > 0
@@ -72,9 +78,10 @@ def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchSha
 
 @with_chaining
 def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """First the sums over sets, then dx.
+    """Return the launches that compute the sums over sets and then dx, and those that add up partial sums (cells).
 
-    The sums over parameters come from the first launch, or with dx if each row has its own parameters.
+    If parameters vary from row to row, the launch that computes dx stores the cells. Otherwise the first launch does. If
+    the statistics were given, the first launch computes everything.
     """
     w, nbytes = walk(problem), block_bytes(problem, 4096)
     size = w.total * w.reps * w.run
@@ -94,9 +101,9 @@ def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) 
 
 
 def column_parts(w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, given: bool = False) -> TileBackwardLaunch:
-    """Some rows of a block of columns for each program.
+    """Return a launch whose programs work on some rows of one block of columns each.
 
-    Blocks are half as wide and twice as high if that leaves fewer columns empty.
+    Blocks have shape.block_j columns, or half as many and twice the rows if that leaves fewer columns of a block empty.
     """
     width = min((shape.block_j, shape.block_j // 2), key=lambda width: ceil(w.columns / width) * width)
     block_j = min(width, power_of_two(w.columns))
@@ -129,7 +136,7 @@ def tile_unsupported(problem: NormProblem, device: Device) -> list[str]:
 
 
 def tile_size(problem: NormProblem) -> int:
-    """The elements of the smallest block that holds whole sets."""
+    """Return the number of elements of the smallest block that holds whole sets."""
     w = walk(problem)
     block_run = power_of_two(w.run)
     return power_of_two(w.reps) * max(block_run, min(NARROWEST, power_of_two(w.sets) * block_run))
