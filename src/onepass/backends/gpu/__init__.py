@@ -1,1 +1,1 @@
-"""The GPU kernels in Triton and Gluon."""
+"""The families of GPU kernels, written in Triton and Gluon."""

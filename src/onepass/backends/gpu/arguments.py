@@ -1,4 +1,7 @@
-"""Builds the arguments that several kernels take, from a problem and its walk."""
+"""Builds the arguments that several kernels take, from a problem and its Walk.
+
+The Walk (walk.py) has the sizes and strides of x[o, r, s, t].
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ LARGEST_INT32 = 2**31
 def forward_pointers(
     problem: NormProblem, options: ForwardOptions, reduce: bool = True, apply: bool = True
 ) -> tuple[Tensors, Affine, Statistics]:
-    """The dtypes of the operands of a launch that reduces, applies, or both. None for an operand that it does not have."""
+    """Return the operands of a forward launch, as dtypes. An operand that the launch does not have is None.
+
+    With `reduce`, the launch computes statistics. With `apply`, it computes y.
+    """
     dtype, fp32, centered = problem.dtype, torch.float32, problem.spec.centered
     x, residual = problem.addends if problem.addends and options.residual and reduce else (dtype, None)
     tensors = Tensors(x, residual, dtype if residual else None, dtype if apply else None)
@@ -34,7 +40,7 @@ def forward_pointers(
 
 
 def norm_of(problem: NormProblem, axes: tuple[int, int]) -> Norm:
-    """`axes` are the axis masks of weight and bias, and of scale and shift."""
+    """Return the Norm of a problem. `axes` has the axes on which weight and bias depend, and those of scale and shift."""
     spec = problem.spec
     return Norm(*axes, float(spec.weight_offset), spec.centered, spec.activation)
 
@@ -44,7 +50,7 @@ def forward_norm(problem: NormProblem, w: Walk) -> Norm:
 
 
 def view_of(w: Walk, dense: bool = False) -> View:
-    """Sizes and strides. With `dense`, columns are contiguous and the kernel does not use the strides of s."""
+    """Return sizes and strides. With `dense`, columns are contiguous: the kernel does not use the strides of s, which are 0."""
     x_s, y_s = (0, 0) if dense else (w.x[2], w.y[2])
     return View(w.reps, w.sets, w.run, *w.x[:2], x_s, *w.y[:2], y_s)
 
@@ -59,17 +65,17 @@ def _map(p: ProblemMap, w: Walk) -> tuple[int, ...]:
 
 
 def needs_wide_programs(w: Walk, programs: int, block_i: int) -> bool:
-    """Whether the number of a program, or an index computed from it, may exceed 2³¹."""
+    """Return whether the number of a program, or an index computed from it, may reach 2³¹ (with a margin)."""
     return max(programs * block_i, w.total, w.reps, w.run, w.columns) >= 2**30
 
 
 def offsets_fit_int32(w: Walk) -> bool:
-    """Whether all elements of x and y, and the lanes past their end, lie within 2³¹ elements of the first."""
+    """Return whether offsets into x and y fit in 32 bits, also those that a block computes past the end of x or y."""
     return all(o * w.outer + 2 * r * w.reps + 2 * s * w.sets + 2 * w.run < LARGEST_INT32 for o, r, s in (w.x, w.y))
 
 
 def statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
-    """A statistic in float32, contiguous as [outer, sets]."""
+    """Return a statistic in float32, contiguous as [outer, sets]; None if `stat` is None."""
     if stat is None or (stat.dtype == torch.float32 and stat.stride() == problem.stat_stride and stat.shape == problem.stat_shape):
         return stat
     return laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)

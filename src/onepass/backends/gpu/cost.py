@@ -1,8 +1,9 @@
 """Measured constants that several families share, and the cost functions that use them.
 
-The cost of `row`, `tile`, `apply` and the reread families follows from the bytes they move. The families whose programs
-share sets have their own models in their schedules. All times are in microseconds, and about 4/3 of the times that are
-measured on an H200: only their order matters.
+The cost of `row`, `tile`, `apply`, `row_reread` and `tile_reread` follows from the bytes they move. The families `team`,
+`ring` and `whole_set` have models of their own in their schedule.py: their programs form teams, whose members share a
+unit of work, one or more sets. All times are in microseconds, and about 4/3 of the times that are measured on an H200.
+That does no harm, because only the order of the costs matters.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from .launches import SharedSetLaunch, power_of_two
 from .walk import needs_division, used_fraction
 
 LAUNCH_US = 3.0
-BANDWIDTH = 3e6  # bytes in a microsecond
+BANDWIDTH = 3e6  # bytes per microsecond
 
-# H200, 2026-11-15: the copy rate in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks
-# gain little: 256 bytes reach 4.00 TB/s.
+# Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Measured on an H200, 2026-11-15. Wider
+# chunks gain little: 256 bytes reach 4.00 TB/s.
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
-FULL_RATE_WIDTH = max(RATES)  # bytes
+FULL_RATE_WIDTH = max(RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
-# H200, 2026-11-16: waiting and merging take 1.8 us for four members (2x1280x32x32 against 8x1280x16x16, by
-# `whole_set`).
+# The wait until all members of a team have stored their moments. Wait and merge take 1.8 us for four members: 2x1280x32x32
+# against 8x1280x16x16, by `whole_set`, on an H200, 2026-11-16.
 BARRIER = 2.0
-MERGE = 0.7  # for every 128 parts, which are read at a time
-# H200, 2026-11-15, two probes: with x kept, and with x read again.
-STALL = 8.0  # until the next unit's loads arrive, if members wait for each other
-REFILL = 3.0  # the same for a program that waits for no other; assumed, not measured
+MERGE = 0.7  # to merge 128 parts, which are read at a time. A part is the moments of one set in one member
+# From two trials on an H200, 2026-11-15: with x kept in registers, and with x read twice.
+STALL = 8.0  # the wait until the loads of a team's next unit arrive, if its members wait for each other
+REFILL = 3.0  # the same wait for a program that waits for no other program; assumed, not measured
 
-FEW_PROGRAMS = 1.1  # how much faster one multiprocessor reads than its share of the bandwidth, if others are idle
+FEW_PROGRAMS = 1.1  # if other multiprocessors are idle, one reads this many times as fast as its share of the bandwidth
 
 
 def traffic_cost(
     problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool, launches: Launches, walks: tuple[str, ...]
 ) -> float:
-    """The cost of moving bytes.
+    """Return the cost of moving bytes, in microseconds; with `batch_invariant`, for a fixed number of bytes.
 
-    Each launch reads x (and dy in a backward) in whole cache lines. One tensor is written.
+    Each launch reads x (in a backward, x and dy) in whole cache lines. One tensor is written.
     """
-    if device.kind == "cpu":  # Triton's interpreter runs only where `force` asks for it
+    if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
     tensors = 2 if direction == BACKWARD else 1
     reads = sum(launch.reads for launch in launches)
@@ -51,20 +52,23 @@ def traffic_cost(
     if direction != BACKWARD and launches[0].resident:
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
-    if batch_invariant:  # the choice must not depend on the size of the batch
+    if batch_invariant:  # then the choice of a family must not depend on the batch size
         return traffic / 1e3
     return LAUNCH_US * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / BANDWIDTH
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
-    """How long teams wait: for their members, and between rounds. A unit has `sets` sets, a power of two."""
+    """Return how long a team waits, in microseconds: for its members, and between rounds.
+
+    In each round, a team takes one unit of `sets` sets, a power of two.
+    """
     if launch.members == 1:
         return (rounds - 1) * REFILL
     return (rounds - 1) * STALL + (BARRIER + ceil(power_of_two(launch.members) * sets / 128) * MERGE)
 
 
 def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: int) -> float:
-    """The time of reading and writing everything once. `busiest` is the number of elements of the busiest program."""
+    """Return the time of reading and writing everything once. `busiest` is the number of elements of the busiest program."""
     w = launch.walk
     elements = w.total * w.reps * w.run
     over_share = busiest * device.sms / elements
@@ -74,7 +78,7 @@ def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, 
 
 
 def copy_rate(width: int) -> float:
-    """The rate of copying chunks of `width` bytes, as a fraction of the full rate."""
+    """Return the rate of copying chunks of `width` bytes, as a fraction of the full rate."""
     width = min(width, FULL_RATE_WIDTH)
     (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
     return (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())

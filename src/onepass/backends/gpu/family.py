@@ -1,6 +1,7 @@
-"""What all GPU families share: how launches become launchers.
+"""What all GPU families share.
 
-Triton is imported on first use, so that planning needs neither Triton nor a GPU.
+A family's launches are plain numbers; its launchers are functions that launch kernels on tensors. Triton is imported on
+first use, so planning needs neither Triton nor a GPU.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class GpuFamily(Family):
 
 
 class TrafficFamily(GpuFamily):
-    """A family whose cost is the bytes it moves."""
+    """A family whose cost follows from the bytes that it moves."""
 
-    walks: tuple[str, ...]  # the walks it may take
+    walks: tuple[str, ...]  # the ways in which it may read memory: ROW, TILE or both, of walk.py
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
         launches = self.schedule(problem, device, direction, batch_invariant)
@@ -55,7 +56,7 @@ class TrafficFamily(GpuFamily):
 
 
 class SharingFamily(GpuFamily):
-    """A family whose programs share a set and exchange its moments. It has a forward only."""
+    """A family whose programs may share a set and exchange its moments. It has a forward, but no backward."""
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
         if direction == BACKWARD:
@@ -63,5 +64,5 @@ class SharingFamily(GpuFamily):
         return why_no_single_read(problem, device) or self.cannot_share(problem, device)
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
-        """Why programs cannot share the sets of this problem."""
+        """Return the reasons why programs cannot share the sets of this problem; an empty list if they can."""
         ...

@@ -1,4 +1,4 @@
-"""The shape of a launch of a backward."""
+"""How a launch of a backward is cut into blocks, warps, programs and stages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from .launches import warps_for
 
 
 class LaunchShape(NamedTuple):
-    """Blocks of block_i x block_j elements."""
+    """The shape of a launch: its programs work on blocks of block_i x block_j elements."""
 
     block_i: int
     block_j: int
-    warps: int  # of 32 threads
-    programs: int  # for each multiprocessor
-    stages: int  # blocks in flight at a time
+    warps: int  # warps of a program, of 32 threads each
+    programs: int  # programs for each multiprocessor
+    stages: int  # blocks whose loads are in flight at a time
 
     def on(self, device: Device, nbytes: int) -> LaunchShape:
-        """The shape on a device. A stage has `nbytes`, and the stages of up to four programs must fit in shared memory.
+        """Return the shape for a device, with as many stages as fit.
 
+        A stage is a block in flight, of `nbytes` bytes. The stages of up to four programs must fit in shared memory.
         A device that does not prefetch gets one stage and four times the threads, so that each thread keeps less.
         """
         if not device.prefetches:
@@ -30,6 +31,6 @@ class LaunchShape(NamedTuple):
 
 
 def block_bytes(problem: NormProblem, elements: int, params: int = 0) -> int:
-    """The bytes of `elements` elements of x and of dy, and of `params` elements of every parameter."""
+    """Return the bytes of `elements` elements of x and of dy, and of `params` elements of every parameter."""
     operands = problem.weight, problem.bias, problem.scale, problem.shift
     return elements * 2 * problem.dtype.itemsize + params * sum(dtype.itemsize for dtype in operands if dtype)

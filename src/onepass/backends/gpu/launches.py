@@ -1,7 +1,11 @@
-"""What every kernel launch has, and how many programs, warps and stages it gets.
+"""What the kernel launches of all families share, and how many programs, warps and stages a launch gets.
 
-A launch is plain numbers: it can be tested, and compiled for a GPU that is not present. Each family has its launches
-beside its schedule. The sizes were tuned on an H200; docs/measured.md has the measurements.
+A launch consists of plain numbers, so it can be tested, and compiled for a GPU that is not present. The launches of a
+family are in its launch.py, its choice of numbers in its schedule.py. The numbers were tuned on an H200;
+docs/measured.md has the measurements.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance; moments are its mean and
+M2. A team is a group of programs, its members, that run at the same time and share a unit of work: one or more sets.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from .walk import Walk, walk
 class Launch(ABC):
     """One kernel launch: `programs` programs of `warps` warps, which work on blocks of block_i x block_j elements."""
 
-    name: ClassVar[str]  # of the kernel
+    name: ClassVar[str]  # the name of the kernel
     programs: int
     warps: int
     block_i: int
@@ -30,12 +34,12 @@ class Launch(ABC):
 
     @property
     def reads(self) -> int:
-        """How often the launch reads all of x (and dy)."""
+        """How often the launch reads all of x (in a backward, x and dy)."""
         return 0
 
     @property
     def needed(self) -> bool:
-        """False if there is nothing to launch."""
+        """Whether there is anything to launch."""
         return True
 
     @property
@@ -58,11 +62,11 @@ class ChainedLaunch(Launch):
     """A launch that may overlap with its neighbours, by programmatic dependent launch (PDL)."""
 
     pdl_trigger: bool = False  # the next launch may start while this one runs
-    pdl_wait: bool = False  # this launch starts early, and waits for the results of the previous one
+    pdl_wait: bool = False  # this launch may start while the previous one runs, and waits for its results
 
 
 class ForwardOptions(NamedTuple):
-    """What a call asks of the launches of a forward."""
+    """What a call of a forward asks of the launches."""
 
     statistics: bool = True  # store mean, rstd and var
     residual: bool = False  # add the residual, if the problem has one
@@ -71,28 +75,28 @@ class ForwardOptions(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardLaunch(Launch):
-    """A launch of a forward, as the executor in forward.py sees it."""
+    """A launch of a forward, as gpu/forward.py uses it."""
 
     walk: Walk
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether it applies statistics that were given, or that a previous launch computed."""
+        """Whether the launch applies statistics that were given, or that a previous launch computed."""
         return False
 
     @property
     def partial_moments(self) -> int:
-        """How many float32 numbers its programs store for each other, or for the next launch."""
+        """How many float32 numbers (means and M2) programs store for each other, or for the next launch."""
         return 0
 
     @property
     def counters(self) -> int:
-        """How many int32 counters its programs need to wait for each other."""
+        """How many int32 counters the programs need to wait for each other."""
         return 0
 
     @property
     def counter_protocol(self) -> str:
-        """Launches may use the same counters if they follow the same protocol."""
+        """How the programs use the counters: FLIP or RESET. Only launches with the same protocol may share counters."""
         return ""
 
     @property
@@ -107,18 +111,18 @@ class ForwardLaunch(Launch):
 
     @abstractmethod
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        """The Kernel with its arguments."""
+        """Return the Kernel (of launch/launcher.py) that this launch runs, with its arguments."""
 
 
-FLIP = "flip"  # a counter protocol: the members of a team flip the sign of its counter
+FLIP = "flip"  # a counter protocol: the members of a team together flip the sign of the team's counter
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedSetLaunch(ForwardLaunch):
-    """A launch whose programs form teams. The `members` of a team run at the same time and share a unit of work."""
+    """A launch whose programs form teams. The members of a team run at the same time and share a unit of work."""
 
     members: int
-    programs_per_sm: int = 1  # programs that run at the same time on each multiprocessor
+    programs_per_sm: int = 1  # how many programs run at the same time on each multiprocessor
 
     @property
     def teams(self) -> int:
@@ -151,12 +155,12 @@ class SharedSetLaunch(ForwardLaunch):
         return FLIP
 
 
-Chained = TypeVar("Chained", bound=Any)  # ChainedLaunch, or SumsLaunch
+Chained = TypeVar("Chained", bound=Any)  # a ChainedLaunch
 Shared = TypeVar("Shared", bound=SharedSetLaunch)
 
 
 def power_of_two(n: int) -> int:
-    """The smallest power of two that is not below n."""
+    """Return the smallest power of two that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -167,7 +171,7 @@ def fastest(
     candidates: Callable[[NormProblem, Walk, Device], Iterable[Shared]],
     time: Callable[[NormProblem, Shared, Device], float],
 ) -> tuple[Shared, ...]:
-    """The candidate that takes the least time.
+    """Return a tuple with one launch: the candidate that takes the least time.
 
     With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
     """
@@ -178,12 +182,12 @@ def fastest(
 
 
 def team_programs(units: int, members: int, device: Device, programs_per_sm: int = 1) -> int:
-    """The programs of one team for each unit, or of as many teams as can run at the same time."""
+    """Return the number of programs: of one team for each unit, but at most as many teams as can run at the same time."""
     return max(min(units, device.sms * programs_per_sm // members), 1) * members
 
 
 def block_and_remainder(n: int) -> tuple[int, int]:
-    """The sizes of one or two blocks that hold n elements, each a power of two.
+    """Return the sizes of two blocks that together hold n elements. Each is a power of two.
 
     The second is 0 unless n is above 64 and two blocks save at least a quarter of a single one.
     """
@@ -193,7 +197,10 @@ def block_and_remainder(n: int) -> tuple[int, int]:
 
 
 def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
-    """How many blocks may be in flight, with their parameters: at most `wanted`. 1 means straight to registers."""
+    """Return how many blocks of `elements` elements, with their parameters, may be in flight: at most `wanted`.
+
+    1 means that blocks are loaded straight to registers, not by way of shared memory.
+    """
     if not device.prefetches:
         return 1
     operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
@@ -202,12 +209,12 @@ def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted:
 
 
 def warps_for(threads: int, device: Device) -> int:
-    """The number of warps for about `threads` threads, but at most 1024 threads. A power of two."""
+    """Return the number of warps for `threads` threads, but at most 1024 threads, rounded down to a power of two."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
 
 
 def chained(device: Device, launches: Sequence[Chained]) -> tuple[Chained, ...]:
-    """The launches, linked by PDL if the device has it: each may start before the previous one ends."""
+    """Return the launches, linked by PDL if the device has it: each may start before the previous one ends."""
     if not device.chains:
         return tuple(launches)
     last = len(launches) - 1
@@ -218,5 +225,5 @@ Schedule = Callable[[NormProblem, Device, bool], tuple[Any, ...]]
 
 
 def with_chaining(schedule: Schedule) -> Schedule:
-    """Decorate a schedule, so that its launches are chained."""
+    """Decorate a schedule, so that its launches are linked by `chained`."""
     return wraps(schedule)(lambda problem, device, invariant: chained(device, schedule(problem, device, invariant)))

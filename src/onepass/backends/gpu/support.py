@@ -1,4 +1,4 @@
-"""Reasons why GPU kernels cannot run a problem, which several families share."""
+"""Reasons, shared by several families, why GPU kernels cannot run a problem."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onepass.core.problem import NormProblem
 
 
 def no_gpu_kernel(problem: NormProblem, device: Device) -> list[str]:
-    """Reasons that hold for every GPU family."""
+    """Return the reasons why no GPU family can run the problem; an empty list if there are none."""
     if device.no_triton:
         return [device.no_triton]
     if problem.x is None:
@@ -23,12 +23,12 @@ def no_gpu_kernel(problem: NormProblem, device: Device) -> list[str]:
 
 
 def why_no_statistics(problem: NormProblem, device: Device) -> list[str]:
-    """Reasons that hold for every family that computes statistics."""
+    """Return the reasons why no GPU family that computes statistics can run the problem."""
     reasons = no_gpu_kernel(problem, device)
     return reasons or (["the statistics are given: there is nothing to reduce"] if problem.given else [])
 
 
 def why_no_single_read(problem: NormProblem, device: Device) -> list[str]:
-    """Reasons that hold for every family that reads x from memory once."""
+    """Return the reasons why no GPU family that reads x only once can run the problem."""
     reasons = why_no_statistics(problem, device)
     return [*reasons, "a mix needs the statistics of all sets before it can apply them"] if problem.spec.mix else reasons

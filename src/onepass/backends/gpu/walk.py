@@ -1,4 +1,8 @@
-"""A problem as a kernel walks it, and how well a walk uses memory."""
+"""Walks: in which order a kernel reads the memory of a problem, and how well it uses what it reads.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. It consists of `reps`
+runs, one for each r. A run is `run` contiguous elements. A column is one s and t.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ from dataclasses import dataclass, replace
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-ROW, TILE = "row", "tile"  # the two ways to walk: along the runs of a set, or across sets
+ROW, TILE = "row", "tile"  # the two walks: along the runs of a set, or across sets
 
-AXIS_O, AXIS_R, AXIS_S, AXIS_T = 1, 2, 4, 8  # bits that say on which axes of a view something depends
+AXIS_O, AXIS_R, AXIS_S, AXIS_T = 1, 2, 4, 8  # bits; a mask of them says on which axes a value depends
 
 
 @dataclass(frozen=True)
 class Walk:
-    """`total` sets, each of `reps` runs of `run` elements: x[o, r, s, t] with s below `sets`, and t contiguous."""
+    """The sizes and strides of x[o, r, s, t] and y. `total` counts the sets of all o, and `sets` those of one o."""
 
     total: int
     reps: int
@@ -35,12 +39,15 @@ class Walk:
 
     @property
     def dense(self) -> bool:
-        """Whether columns are contiguous in x and y."""
+        """Whether the columns of each o are contiguous in x and y."""
         return self.sets == 1 or self.x[2] == self.y[2] == self.run
 
 
 def walk(problem: NormProblem, cut: bool = False) -> Walk:
-    """The walk of a problem. With `cut`, each channel of a run becomes a run, so that no index needs a division."""
+    """Return the Walk of a problem.
+
+    With `cut`, each channel of a run becomes a run of its own if that is possible, so that no index needs a division.
+    """
     x, y, p, m = problem.x, problem.y, problem.param, problem.modulation
     assert x is not None and y is not None and p is not None and m is not None
     found = Walk(x.outer * x.sets, x.reps, x.sets, x.run, x.strides[:3], y.strides[:3], p, m)
@@ -58,7 +65,7 @@ def _cut(p: ParamMap, run: int) -> ParamMap:
 
 
 def used_fraction(problem: NormProblem, way: str) -> float:
-    """The fraction of the bytes it reads that a walk uses. Memory is read in lines of 128 bytes."""
+    """Return the fraction of the bytes read by a walk that the walk uses. Memory is read in lines of 128 bytes."""
     assert problem.x is not None
     w = walk(problem)
     line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]
@@ -70,13 +77,13 @@ def used_fraction(problem: NormProblem, way: str) -> float:
 
 
 def axis_mask(p: ParamMap, w: Walk) -> int:
-    """The axes on which a parameter depends."""
+    """Return the axes on which a parameter depends, as a mask of AXIS_O to AXIS_T."""
     steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
     return sum(axis for axis, (extent, step) in zip((AXIS_O, AXIS_R, AXIS_S, AXIS_T), steps) if extent > 1 and step)
 
 
 def needs_division(problem: NormProblem) -> bool:
-    """Whether each element of a long row must find its parameter by a division."""
+    """Return whether each element of a long run must find its parameter by a division."""
     p, m = problem.param, problem.modulation
     if problem.x is None or problem.x.run <= 1024:
         return False

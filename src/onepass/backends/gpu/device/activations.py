@@ -1,19 +1,19 @@
-"""Activations and their gradients."""
+"""Activations and their gradients. (31) and (32) are equations of docs/theory.md."""
 
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # the interpreter has no libdevice
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))  # Triton's interpreter has no libdevice
 
 
 @triton.jit
 def activate(z, ACTIVATION: tl.constexpr):
-    """The activation of z: the last step of (31)."""
+    """Return y = act(z), the last step of (31)."""
     if ACTIVATION == "silu":
         z = over_one_plus_exp(z, z)
     elif ACTIVATION == "relu":
-        z = tl.where(z < 0, 0.0, z)  # keeps a nan
+        z = tl.where(z < 0, 0.0, z)  # a nan stays a nan
     elif ACTIVATION == "gelu":
         z = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
@@ -25,7 +25,7 @@ def activate(z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def over_one_plus_exp(z, u):
-    """z/(1 + exp(-u)) in five instructions instead of thirteen, which would slow down float16 and bfloat16."""
+    """Return z/(1 + exp(-u)), in five instructions. The plain formula takes thirteen, which slows down float16 and bfloat16."""
     if INTERPRETED:
         return z / (1.0 + tl.exp(-u))
     else:
@@ -34,7 +34,7 @@ def over_one_plus_exp(z, u):
 
 @triton.jit
 def activate_back(dy, z, ACTIVATION: tl.constexpr):
-    """dz from dy. (32)"""
+    """Return the gradient of z, dz = dy·act'(z). (32)"""
     if ACTIVATION == "silu":
         s = over_one_plus_exp(tl.full(z.shape, 1.0, tl.float32), z)
         dy = dy * (s * (1.0 + z * (1.0 - s)))

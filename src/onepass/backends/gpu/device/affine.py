@@ -1,4 +1,7 @@
-"""The affine step and the modulation as one factor and one term for each element."""
+"""The affine step and the modulation, folded into one factor and one term for each element.
+
+Numbers such as (4) are equations of docs/theory.md. A block of elements of x[o, r, s, t] has the shape [I, J].
+"""
 
 import triton
 import triton.language as tl
@@ -8,9 +11,9 @@ from .axes import AXIS_O, AXIS_R, AXIS_S, AXIS_T
 
 @triton.jit
 def fold_affine(rstd, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """factor and term such that z = (x - mean)·factor + term, where y = activation(z). (4), (5), (31)
+    """Return factor and term such that y = activation((x - mean)·factor + term). (4), (5), (31)
 
-    ALONG_I and ALONG_J are the axes that vary along I and J.
+    ALONG_I and ALONG_J are masks of AXIS_O to AXIS_T: the axes that vary along I and along J of a block.
     """
     factor, term = scale_and_shift(
         rstd, 0.0, affine.weight_ptr, affine.bias_ptr, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
@@ -25,7 +28,7 @@ def scale_and_shift(
     factor, term, weight_ptr, bias_ptr, index_map, place,
     OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
 ):  # fmt: skip
-    """factor and term of (x·factor + term)·(OFFSET + weight) + bias."""
+    """Return factor and term of the function x -> (x·factor + term)·(OFFSET + weight) + bias. Missing parameters are skipped."""
     if weight_ptr is not None:
         weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J) + OFFSET
         factor = factor * weight
@@ -37,7 +40,11 @@ def scale_and_shift(
 
 @triton.jit
 def parameter(ptr, index_map, place, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """A parameter for the elements of a block: [I, J], [I, 1], [1, J] or a scalar, whichever its axes need. (1)"""
+    """Load the parameter of each element of a block, by (1).
+
+    AXES is the mask of the axes on which the parameter depends. If these vary along I and J, the result has the shape
+    [I, J]; along one of them, [I, 1] or [1, J]; along none, it is a scalar.
+    """
     at = 0
     if AXES & AXIS_O:
         at += place.o // index_map.every % index_map.period * index_map.o

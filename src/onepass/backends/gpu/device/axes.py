@@ -1,11 +1,11 @@
-"""The axes of a view, as bits: which of o, r, s, t something depends on."""
+"""Bits for the axes of x[o, r, s, t]. A mask of them says on which axes a value depends."""
 
 import triton
 import triton.language as tl
 
 from onepass.backends.gpu import walk
 
-_constant = int if triton.knobs.runtime.interpret else tl.constexpr  # the interpreter cannot combine ints with constexpr
+_constant = int if triton.knobs.runtime.interpret else tl.constexpr  # Triton's interpreter cannot combine ints with constexpr
 
 AXIS_O = _constant(walk.AXIS_O)
 AXIS_R = _constant(walk.AXIS_R)

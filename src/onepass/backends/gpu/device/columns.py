@@ -1,4 +1,7 @@
-"""Columns of the tile walk, forward and backward, and of `team`."""
+"""Columns (s, t) of x[o, r, s, t], for the kernels of `tile` and `team`, which work on blocks of columns.
+
+A set is the elements of one o and s, so it has `run` columns, one for each t.
+"""
 
 import triton
 import triton.language as tl
@@ -6,9 +9,9 @@ import triton.language as tl
 
 @triton.jit
 def locate_columns(o, s, t, column, view, columns, DENSE: tl.constexpr):
-    """Where columns begin in x and in y, and whether they exist.
+    """Return the offsets at which columns begin in x and in y, and a mask of the columns that exist.
 
-    DENSE: they are contiguous in both, `columns` for each o.
+    With DENSE, the `columns` columns of each o are contiguous in x and in y.
     """
     x_at, y_at = o.to(tl.int64) * view.x_o, o.to(tl.int64) * view.y_o
     if DENSE:
@@ -21,7 +24,7 @@ def locate_columns(o, s, t, column, view, columns, DENSE: tl.constexpr):
 
 @triton.jit
 def sum_over_run(sums, BLOCK_J: tl.constexpr, BLOCK_RUN: tl.constexpr):
-    """The sum over the columns of each set, repeated in each of these columns."""
+    """Sum over the columns of each set, and return the sum in each of these columns. A set has BLOCK_RUN columns of the block."""
     if BLOCK_RUN > 1:
         each = tl.sum(tl.reshape(sums, (BLOCK_J // BLOCK_RUN, BLOCK_RUN)), 1, keep_dims=True)
         sums = tl.reshape(tl.broadcast_to(each, (BLOCK_J // BLOCK_RUN, BLOCK_RUN)), (1, BLOCK_J))

@@ -1,4 +1,4 @@
-"""Programs, and loading and storing elements."""
+"""The number of a program, and loading and storing elements."""
 
 import triton
 import triton.language as tl
@@ -9,10 +9,11 @@ from .activations import activate
 
 @triton.jit
 def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, PDL_TRIGGER: tl.constexpr, PDL_WAIT: tl.constexpr):
-    """The number of this program, in 64 bits if WIDE.
+    """Return the number of this program, in 64 bits if WIDE.
 
-    BACKWARDS counts from the last, because what the previous kernel read last is still in the cache. PDL_TRIGGER lets
-    the next kernel start while this one runs. PDL_WAIT waits for the results of the previous kernel.
+    BACKWARDS counts from the last program, because what the previous kernel read last may still be in the cache. PDL is
+    programmatic dependent launch: with PDL_TRIGGER, the next kernel may start while this one runs. With PDL_WAIT, wait
+    for the results of the previous kernel.
     """
     if PDL_TRIGGER:
         gdc_launch_dependents()
@@ -28,7 +29,7 @@ def program(BACKWARDS: tl.constexpr, WIDE: tl.constexpr, PDL_TRIGGER: tl.constex
 
 @triton.jit
 def load(io, at, mask, EVICT: tl.constexpr):
-    """x; with a residual x + residual, rounded to the dtype of `sum` and stored there."""
+    """Return x as float32. With a residual, store x + residual in `sum`, and return that sum, rounded to the dtype of `sum`."""
     x = load_x(io.x_ptr, at, mask, EVICT)
     if io.residual_ptr is not None:
         residual = tl.load(io.residual_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
@@ -40,7 +41,7 @@ def load(io, at, mask, EVICT: tl.constexpr):
 
 @triton.jit
 def load_x(x_ptr, at, mask, EVICT: tl.constexpr):
-    """x, without adding a residual."""
+    """Return x as float32, without adding a residual."""
     return tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 

@@ -1,4 +1,8 @@
-"""Gradients of elements, and the sums over sets and over parameters that they need."""
+"""Gradients of elements, and the sums over sets and over parameters that they need.
+
+A set is the elements that share a mean and a variance. A cell is a partial sum of the gradient of a parameter; a later
+kernel adds up the cells. Numbers such as (4) are equations of docs/theory.md.
+"""
 
 import triton
 import triton.language as tl
@@ -9,17 +13,20 @@ from .affine import scale_and_shift
 
 @triton.jit
 def load_both(io, x_at, y_at, mask):
-    """x and dy."""
+    """Load x and dy. Return both, in their own dtypes."""
     return tl.load(io.x_ptr + x_at, mask=mask, other=0.0), tl.load(io.dy_ptr + y_at, mask=mask, other=0.0)
 
 
 @triton.jit
 def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, FROM_Y: tl.constexpr):
-    """x_hat, and the gradients of z = x_hat·factor + term and of x_hat. (4), (32), (33)"""
+    """Return x_hat, dz (the gradient of z = x_hat·factor + term), and the gradient of x_hat. (4), (32), (33)
+
+    With FROM_Y, `x` holds y. Outside the mask, dy must be 0.
+    """
     x, dy = x.to(tl.float32), dy.to(tl.float32)
-    if FROM_Y:  # x holds y. If the factor is 0, x_hat is unknown.
+    if FROM_Y:  # where the factor is 0, y says nothing about x_hat
         x_hat = tl.where(mask, tl.where(factor == 0, float("nan"), (x - term) / factor), 0.0)
-    else:  # Outside the mask dy is 0, so sums are right unless mean·rstd overflows. A mask here cost up to 30 %.
+    else:  # A mask would make kernels up to 30 % slower. Without it, sums are wrong only if mean·rstd overflows.
         x_hat = (x - mean) * rstd
     dz = dy
     if ACTIVATION != "":
@@ -29,7 +36,7 @@ def gradients(x, dy, mean, rstd, factor, term, mask, ACTIVATION: tl.constexpr, F
 
 @triton.jit
 def load_saved(values, set_, here):
-    """mean (0 if there is none) and rstd of sets, as the forward saved them."""
+    """Return mean and rstd of sets, as the forward saved them. The mean is 0 if the forward saved none."""
     mean = 0.0
     if values.mean_ptr is not None:
         mean = of_sets(values.mean_ptr, set_, here)
@@ -38,7 +45,7 @@ def load_saved(values, set_, here):
 
 @triton.jit
 def of_sets(ptr, set_, here):
-    """One value for each set; `here` is None if all sets exist."""
+    """Load one value for each set. `here` is a mask of the sets that exist, or None if all do."""
     if here is None:
         return tl.load(ptr + set_)
     else:
@@ -47,7 +54,7 @@ def of_sets(ptr, set_, here):
 
 @triton.jit
 def load_sums(values, set_, here, count):
-    """c1 and c2 of sets of `count` elements, from their sums; 0 where there is none. (6), (7)"""
+    """Return c1 and c2 of sets of `count` elements: the sums of (6) and (7), divided by `count`. A missing sum gives 0."""
     c1, c2 = 0.0, 0.0
     if values.c1_ptr is not None:
         c1 = of_sets(values.c1_ptr, set_, here) / count
@@ -58,7 +65,10 @@ def load_sums(values, set_, here, count):
 
 @triton.jit
 def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
-    """Store dx, plus dsum if there is one. If c2 is None, the statistics were given, and x_hat is not used. (8), (9)"""
+    """Store dx, plus dsum if there is one. Do nothing if dx is not needed.
+
+    dx is (8), or (9) if c2 is None: then the statistics were given, and x_hat is not used.
+    """
     if io.dx_ptr is not None:
         if c2 is None:
             dx = wdy * rstd
@@ -71,7 +81,10 @@ def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
 
 @triton.jit
 def store_cells(cells, at, mask, a, b, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """Store what elements with the same parameters add to the gradients, from their a = Σ dz·x_hat, b = Σ dz. (39), (40)"""
+    """Store the cells of elements that share their parameters, from the sums (39) over these elements.
+
+    The sums are a = Σ dz·x_hat and b = Σ dz. (40) gives the cells of dweight, dbias, dscale and dshift.
+    """
     if cells.dweight_ptr is not None or cells.dbias_ptr is not None:
         gain, _ = scale_and_shift(
             1.0, 0.0, affine.scale_ptr, None, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J

@@ -1,7 +1,10 @@
-"""The arguments that several kernels take, as groups. See launch/fields.py for the annotations.
+"""Groups (NamedTuples) of arguments that several kernels take. launch/fields.py explains the annotations.
 
 A device function must always get the same class for the same parameter: Triton tells compiled functions apart by the
 types of the fields, not by their names. Build groups by keyword.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. Numbers such as (1) are
+equations of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from onepass.backends.gpu.launch.fields import Index, Length, Pointer, Stride
 
 
 class Tensors(NamedTuple):
-    """What a forward reads and writes. With a residual, it stores x + residual in `sum` and normalizes that."""
+    """What a forward kernel reads and writes. With a residual, the kernel stores x + residual in `sum` and normalizes the sum."""
 
     x_ptr: Pointer
     residual_ptr: Pointer
@@ -21,7 +24,7 @@ class Tensors(NamedTuple):
 
 
 class Affine(NamedTuple):
-    """The parameters: y = activation((x_hat·(offset + weight) + bias)·(1 + scale) + shift)."""
+    """The parameters of y = activation((x_hat·(offset + weight) + bias)·(1 + scale) + shift)."""
 
     weight_ptr: Pointer
     bias_ptr: Pointer
@@ -30,7 +33,7 @@ class Affine(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """One value for each set, contiguous as [outer, sets]."""
+    """The mean, rstd and var of each set: tensors that are contiguous as [outer, sets]."""
 
     mean_ptr: Pointer
     rstd_ptr: Pointer
@@ -38,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 class GradientTensors(NamedTuple):
-    """What a backward reads and writes. `dsum` is the gradient that arrives at x + residual."""
+    """What a backward kernel reads and writes. `dsum` is the gradient that arrives at x + residual."""
 
     x_ptr: Pointer
     dy_ptr: Pointer
@@ -47,7 +50,10 @@ class GradientTensors(NamedTuple):
 
 
 class SetValues(NamedTuple):
-    """One value for each set: what the forward saved, and the sums c1 and c2. (6), (7)"""
+    """Tensors with one value for each set: mean and rstd, as the forward saved them, and the sums that give c1 and c2.
+
+    These are the sums of (6) and (7), not yet divided by n.
+    """
 
     mean_ptr: Pointer
     rstd_ptr: Pointer
@@ -56,7 +62,7 @@ class SetValues(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Partial sums of the gradients of parameters. `add_up` adds the cells of each parameter."""
+    """Partial sums (cells) of the gradients of parameters. `add_up` of partials/sums_kernel.py adds those of each parameter."""
 
     dweight_ptr: Pointer
     dbias_ptr: Pointer
@@ -65,7 +71,7 @@ class Cells(NamedTuple):
 
 
 class View(NamedTuple):
-    """Memory as x[o, r, s, t] with `reps` values of r, `sets` of s and `run` of t. Strides are in elements."""
+    """The sizes and strides of x[o, r, s, t] and of y. r has `reps` values, s `sets` and t `run`. Strides are in elements."""
 
     reps: Length
     sets: Index
@@ -79,7 +85,10 @@ class View(NamedTuple):
 
 
 class ParamMap(NamedTuple):
-    """Which weight and bias the element (o, r, s, t) uses. (1)"""
+    """The numbers of equation (1), which gives the index of the weight and bias of the element (o, r, s, t).
+
+    The fields o, r, s and t are a, b, c and d of (1), and run is channel_run.
+    """
 
     every: Index
     period: Index
@@ -91,7 +100,7 @@ class ParamMap(NamedTuple):
 
 
 class ModulationMap(NamedTuple):
-    """Which scale and shift the element (o, r, s, t) uses. The fields are those of ParamMap, in the same order. (1)"""
+    """The numbers of equation (1) for scale and shift. The fields are those of ParamMap, in the same order."""
 
     every: Index
     period: Index
@@ -108,17 +117,20 @@ class Maps(NamedTuple):
 
 
 class Norm(NamedTuple):
-    """What the kernel computes. All of it is compiled in."""
+    """Which norm a kernel computes. All fields are compile-time constants."""
 
-    param_axes: int  # the axes on which weight and bias depend, as a mask of AXIS_O to AXIS_T
-    modulation_axes: int  # the axes on which scale and shift depend
+    param_axes: int  # the mask of AXIS_O to AXIS_T (device/axes.py) on which weight and bias depend
+    modulation_axes: int  # the mask of the axes on which scale and shift depend
     weight_offset: float
     centered: bool  # subtract the mean
     activation: str
 
 
 class Place(NamedTuple):
-    """The coordinates of a block's elements, and whether they exist along I and along J (None: all do)."""
+    """The coordinates of the elements of a block, which has the shape [I, J].
+
+    i_inside and j_inside are masks of the elements that exist along I and along J, or None if all do.
+    """
 
     o: Any
     r: Any

@@ -1,16 +1,20 @@
-"""Means and sums of squared differences (M2): of lanes, of parts, of sets."""
+"""Moments of groups of elements: the mean, and M2, the sum of squared differences from the mean.
+
+A lane is one position in a block. It has moments of its own, to which it adds one element of x at a time. Without
+CENTERED, means are not computed, and M2 is the sum of squares. Numbers such as (14) are equations of docs/theory.md.
+"""
 
 import triton
 import triton.language as tl
 
-# Sums for a mean are scaled down so that they do not overflow, and the mean is scaled up again. Powers of two change no
-# digit. (43)
+# To compute a mean, elements are multiplied by DOWN so that their sum does not overflow, and the result by UP. Powers of
+# two change no digit. (43)
 DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
 
 @triton.jit
 def scaled_down(x, DTYPE: tl.constexpr):
-    """x, scaled for such a sum. Sums of float16 cannot overflow in float32 and need no scaling."""
+    """Return x·DOWN, or x itself for float16, because sums of float16 cannot overflow in float32."""
     return x if tl.float16 == DTYPE else x * DOWN
 
 
@@ -21,7 +25,10 @@ def scaled_up(mean, DTYPE: tl.constexpr):
 
 @triton.jit
 def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
-    """Each lane adds its k-th element; lanes outside add nothing. (14), (15) for one new element."""
+    """Add the k-th element of each lane, x, to the moments of that lane. Return the new mean and M2. (14), (15)
+
+    Lanes where `inside` is False must have x = 0, and add nothing.
+    """
     if CENTERED:
         delta = tl.where(inside, x - mean, 0.0)
         mean += delta * (1.0 / k)
@@ -33,13 +40,16 @@ def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
 
 @triton.jit
 def lanes(start, end, BLOCK: tl.constexpr):
-    """How many indices each lane has, if BLOCK lanes take the indices from start to end in turn."""
+    """Return how many indices each of BLOCK lanes has, if the lanes take the indices from start to end in turn."""
     return tl.maximum((end - start - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK, 0).to(tl.float32)
 
 
 @triton.jit
 def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
-    """The moments of disjoint sets merged along one axis, or both. Each has n elements, all have `total`. (14), (15)"""
+    """Merge the moments of groups of elements along one axis, or along all if `axis` is None. Return mean and M2. (14), (15)
+
+    `n` is the number of elements of each group, and `total` of all groups together.
+    """
     KEEP: tl.constexpr = axis is not None
     if CENTERED:
         merged = tl.sum(mean * (n * DOWN), axis, keep_dims=KEEP) / total * UP
@@ -52,19 +62,19 @@ def merge(mean, m2, n, total, axis: tl.constexpr, CENTERED: tl.constexpr):
 
 @triton.jit
 def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
-    """The moments of two disjoint sets merged lane by lane, and their number of elements. (14), (15)"""
+    """Merge two groups of elements in each lane. Return their common mean, M2 and number of elements. (14), (15)"""
     m2 += other_m2
     if CENTERED:
         delta = tl.where(other_n > 0, other_mean - mean, 0.0)
         share = other_n / tl.maximum(n + other_n, 1.0)
         mean += delta * share
-        m2 += delta * (delta * (n * share))  # in this order, because n is 0 at first and delta * delta may be infinite
+        m2 += delta * (delta * (n * share))  # in this order: n is 0 at first, and 0 times an infinite delta * delta is nan
     return mean, m2, n + other_n
 
 
 @triton.jit
 def inverse_deviation(var, eps):
-    """rstd. (4)"""
+    """Return rstd = 1/sqrt(var + eps). (4)"""
     return tl.div_rn(1.0, tl.sqrt_rn(var + eps))
 
 
@@ -80,7 +90,7 @@ def store_statistics(stats, at, mean, rstd, var, mask):
 
 @triton.jit
 def load_statistics(stats, at, eps, mask):
-    """mean (0 if there is none) and rstd, which comes from var if var is given."""
+    """Return mean and rstd. The mean is 0 if there is none. If rstd is not stored, it is computed from var."""
     mean = 0.0
     if stats.mean_ptr is not None:
         mean = tl.load(stats.mean_ptr + at, mask=mask).to(tl.float32)

@@ -1,4 +1,7 @@
-"""Segments: groups of sets that use the same parameters."""
+"""Segments: groups of sets that use the same parameters.
+
+A set is the elements of x[o, r, s, t] with the same o and s, which share a mean and a variance.
+"""
 
 import triton
 import triton.language as tl
@@ -6,10 +9,10 @@ import triton.language as tl
 
 @triton.jit
 def member_of(q, segment, sets, segments, BY_SET: tl.constexpr):
-    """o and s of the q-th set of a segment.
+    """Return o and s of the q-th set of a segment.
 
-    A segment has `every` consecutive values of o out of each `every` * `period`. With BY_SET, each s has its own
-    segments.
+    A segment has `every` consecutive values of o out of each `every` * `period`. With BY_SET, it has one value of s,
+    otherwise all values of s.
     """
     if BY_SET:
         s, middle = segment % sets, segment // sets

@@ -1,1 +1,1 @@
-"""Compiles kernels, and launches them with little host time."""
+"""Compiling kernels, and launching them with little time on the CPU."""

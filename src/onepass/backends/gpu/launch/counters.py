@@ -1,10 +1,10 @@
 """Counters that the programs of a team use to wait for each other.
 
-They are int32. Before and after a launch, all their bits but the sign are 0.
+Counters are int32. Before and after a launch, all bits of a counter but the sign are 0.
 
-Launches that use the same counters must not overlap. Launches on one stream do not overlap. A captured launch may be
-replayed on any stream at any time, but not twice at once, so each keeps counters of its own. Memory does not grow with
-the number of calls.
+Launches that use the same counters must not overlap. Launches on one stream do not overlap, so each stream has its own
+counters. A launch that is captured in a CUDA graph may be replayed on any stream, but not twice at once. So each captured
+launch has its own counters. Memory does not grow with the number of calls.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ from torch import Tensor
 
 from .stream import Stream
 
-_POOL = 2**16  # counters on each device for captured launches: enough for some thousand launches
+_POOL = 2**16  # counters on each device for all captured launches
 
 
 _capturing = torch.cuda.is_current_stream_capturing
 
 
 class Counters:
-    """The counters of kernels with one protocol. Each kernel resets its counters before it exits."""
+    """The counters of all kernels that follow one protocol: FLIP of gpu/launches.py, or RESET of ring/launch.py.
+
+    Before a kernel exits, its counters are ready for the next launch.
+    """
 
     def __init__(self) -> None:
-        self._eager: dict[Stream, Tensor] = {}  # one for each stream: its launches do not overlap
-        self._kept: list[Tensor] = []  # all that were made: a launch may still use an old one
-        self._pools: dict[int, list[Tensor]] = {}  # the rest of each device's pool, in a list of one; only one thread can pop it
+        self._eager: dict[Stream, Tensor] = {}  # the counters of each stream
+        self._kept: list[Tensor] = []  # all that were ever in `_eager`: a launch may still use one that was replaced
+        self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool, in a list that one thread can pop
 
     def take(self, stream: Stream, n: int) -> Tensor:
-        """At least n counters for a launch on this stream, which must be the current one."""
+        """Return at least n counters for a launch on `stream`, which must be the current stream."""
         if _capturing():
             return self._captured(stream.device, n)
         found = self._eager.get(stream)
@@ -43,26 +46,26 @@ class Counters:
         return found
 
     def _make_pool(self, device: int) -> None:
-        """Make a pool of zeros outside any capture, so that a captured launch needs no memset."""
+        """Make the device's pool of zeros, if there is none, outside any capture. So a captured launch needs no memset."""
         if device not in self._pools:
             self._pools.setdefault(device, [_apart(device, _POOL)])
 
     def _captured(self, device: int, n: int) -> Tensor:
         try:
             left = self._pools[device].pop()
-        except (KeyError, IndexError):  # no pool yet, or another thread is taking
+        except (KeyError, IndexError):  # no pool yet, or another thread has popped it
             return _zeros(device, n)
-        n += -n % 4  # kernels are compiled for pointers at multiples of 16 bytes
+        n += -n % 4  # 4 counters are 16 bytes, and kernels are compiled for addresses at multiples of 16
         enough = len(left) >= n
         self._pools[device].append(left[n:] if enough else left)
         return left[:n] if enough else _zeros(device, n)
 
 
 def _apart(device: int, n: int) -> Tensor:
-    """Counters that every stream sees as 0, in memory that belongs to no CUDA graph.
+    """Return n counters that every stream sees as 0, in memory that belongs to no CUDA graph.
 
-    While torch.compile warms up a CUDA graph, all memory that its thread allocates comes from the graph's pool, and is
-    reused later even if it is still in use. So another thread allocates.
+    While torch.compile warms up a CUDA graph, all memory that its thread allocates comes from the graph's memory pool,
+    which later reuses it even if the counters still need it. So another thread allocates the counters.
     """
 
     def make() -> Tensor:
@@ -75,5 +78,5 @@ def _apart(device: int, n: int) -> Tensor:
 
 
 def _zeros(device: int, n: int) -> Tensor:
-    """If this is captured, each replay runs the memset: correct, but a little slower."""
+    """Return n new counters that are 0. If this call is captured, each replay repeats the memset, which is a little slower."""
     return torch.zeros(n, dtype=torch.int32, device=torch.device("cuda", device))

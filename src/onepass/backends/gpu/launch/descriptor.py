@@ -1,4 +1,4 @@
-"""A matrix that a kernel copies with the tensor memory accelerator (TMA)."""
+"""Descriptors: how a kernel copies a matrix with the tensor memory accelerator (TMA) of the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A matrix that a kernel copies block by block into shared memory. Its address must be a multiple of 16 bytes."""
+    """A matrix, without its address, that a kernel copies block by block into shared memory.
+
+    `of` adds the address, which must be a multiple of 16 bytes.
+    """
 
     dtype: torch.dtype
     rows: int

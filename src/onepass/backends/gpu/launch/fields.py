@@ -1,8 +1,8 @@
 """How each field of a kernel's arguments is compiled.
 
-A kernel takes NamedTuples. The annotation of a field says what the compiler learns about its value. Every value that is
-compiled in is one more reason to compile again for another shape. A field with a plain type (int, bool, str, float) is
-a constant.
+A kernel takes NamedTuples, here called groups. The annotation of a field says what the compiler learns about the value of
+that field. The less it learns, the more shapes can use the same compiled kernel. A field with a plain type (int, bool,
+str, float) is a constant.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 
 class Kind(NamedTuple):
-    """What the compiler learns about a field."""
+    """What the compiler learns about the value of a field."""
 
     pointer: bool = False
     real: bool = False  # a 32-bit floating-point number
     constant: bool = False  # compiled in by value
     zero_or_one: bool = False  # compiled in by value if it is 0 or 1
-    divisor: bool = False  # compiled in: the largest power of two, up to 16, that divides it
+    divisor: bool = False  # the largest power of two, up to 16, that divides the value is compiled in
 
 
 CONSTANT = Kind(constant=True)
@@ -26,21 +26,21 @@ POINTER = Kind(pointer=True)
 REAL = Kind(real=True)
 COUNT = Kind()
 
-Pointer = Annotated[Any, POINTER]  # None for a missing operand, which is compiled in
+Pointer = Annotated[Any, POINTER]  # None, which is compiled in, if there is no such operand
 Real = Annotated[float, REAL]
 Count = Annotated[int, COUNT]
 Length = Annotated[int, Kind(divisor=True)]  # the divisor decides how wide loads are
-Index = Annotated[int, Kind(zero_or_one=True)]  # most index arithmetic disappears for 0 and 1
+Index = Annotated[int, Kind(zero_or_one=True)]  # with 0 and 1, most index arithmetic disappears
 Stride = Annotated[int, Kind(zero_or_one=True, divisor=True)]
 
 
 class Wide(int):
-    """A number that the kernel takes in 64 bits, because its products need them."""
+    """An int that a kernel takes in 64 bits, because products with it need more than 32."""
 
 
 @cache
 def kinds(group: Any) -> tuple[Kind | type, ...]:
-    """The kind of each field, or the NamedTuple class of a nested group."""
+    """Return the Kind of each field of a group. For a field that is itself a group, return its class instead."""
     hints = get_type_hints(group, include_extras=True)
     found = tuple(_kind(hints[name]) for name in group._fields)
     if len({isinstance(kind, Kind) for kind in found}) > 1:

@@ -1,4 +1,4 @@
-"""Checks that all programs of a kernel can run at the same time. Programs that wait for each other must."""
+"""Checks that all programs of a kernel can run at the same time. Programs that wait for each other have to."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _AMD = "libamdhip64.so", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor"
 
 
 class NotResident(RuntimeError):
-    """The programs of a kernel cannot all run at the same time."""
+    """Raised if the programs of a kernel cannot all run at the same time, or if the driver cannot tell."""
 
 
 def require_coresident(kernel: Any, programs: int, device: int) -> None:
-    """Raise NotResident, with the numbers, unless all programs of a loaded kernel fit on the device."""
+    """Raise NotResident unless all `programs` programs of a loaded kernel can run on the device at the same time."""
     library, name = _NVIDIA if torch.version.hip is None else _AMD
     metadata, each = kernel.metadata, ctypes.c_int(0)
     threads = metadata.num_warps * metadata.target.warp_size

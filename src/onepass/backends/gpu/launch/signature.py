@@ -1,4 +1,7 @@
-"""Turns the arguments of a kernel into the types, constants and divisors that Triton's compiler takes."""
+"""Turns the arguments of a kernel into the types, constants and divisors that Triton's compiler takes.
+
+Arguments may be groups (NamedTuples) of values or of groups. A leaf is a single value among them.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,21 @@ import torch
 from .descriptor import Descriptor
 from .fields import CONSTANT, COUNT, POINTER, REAL, Kind, Wide, kinds
 
-ALIGNMENT = 16  # bytes: the largest divisor that the compiler uses, and the width of a vector load
+ALIGNMENT = 16  # the largest divisor that the compiler uses. For an address it is in bytes: the width of a vector load
 
 TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
-Path = tuple[int, ...]  # argument, field, field of the field
+Path = tuple[int, ...]  # where a leaf is: the number of the argument, of its field, of the field's field
 
 
 class PointerLeaf(NamedTuple):
     path: Path
-    name: str  # of the operand: the field's name without "_ptr"
+    name: str  # the name of the operand: that of the field, without "_ptr"
     dtype: torch.dtype
 
 
 class Signature(NamedTuple):
-    """The arguments of a kernel, leaf by leaf. `numbers` are the values that every launch passes after the pointers."""
+    """The leaves of a kernel's arguments. `numbers` are the values that every launch passes after the pointers."""
 
     types: tuple[tuple[str, Any], ...]  # for each argument, its type or a NamedTuple of types
     constants: tuple[tuple[Path, Any], ...]
@@ -34,10 +37,10 @@ class Signature(NamedTuple):
 
 
 def signature_of(names: Sequence[str], arguments: Sequence[Any]) -> Signature:
-    """`names` are those of the kernel's parameters.
+    """Return the Signature of a kernel whose parameters have these names.
 
-    An argument is a NamedTuple, a dtype (a pointer) or None (a missing one), a float, an int (a count), or a
-    descriptor.
+    An argument is a NamedTuple, a dtype (which stands for a pointer), None (no such pointer), a float, an int, or a
+    Descriptor.
     """
     leaves = _Leaves()
     types = tuple((name, leaves.argument(name, value, (at,))) for at, (name, value) in enumerate(zip(names, arguments, strict=True)))
@@ -81,14 +84,14 @@ class _Leaves:
 
 
 def runtime_types(types: Any) -> list[str]:
-    """The types that a launch passes, in order, without constants."""
+    """Return the types of the values that a launch passes, in order: all leaves but the constants."""
     if isinstance(types, str):
         return [] if types == "constexpr" else [types]
     return [leaf for inner in types for leaf in runtime_types(inner)]
 
 
 def filled(arguments: Sequence[Any], operands: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The arguments with tensors instead of pointers, as Triton's interpreter takes them."""
+    """Return the arguments with a tensor of `operands` in place of each dtype, as Triton's interpreter takes them."""
     return [_filled(name, value, operands) for name, value in zip(names, arguments)]
 
 

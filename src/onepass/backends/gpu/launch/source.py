@@ -1,4 +1,4 @@
-"""What Triton compiles."""
+"""The input of Triton's compiler, and compiled kernels."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ INTERPRETED = bool(knobs.runtime.interpret)
 
 
 class Source(NamedTuple):
-    """What Triton compiles. Many problems share one source."""
+    """The input of Triton's compiler. Many problems may have the same Source, and then share a compiled kernel."""
 
     function: Any
     types: tuple[tuple[str, Any], ...]  # for each argument, its type or a NamedTuple of types
     constants: tuple[tuple[Path, Any], ...]
     divisors: tuple[tuple[Path, int], ...]
     warps: int
-    cooperative: bool = False  # all programs run at the same time
-    max_registers: int = 0  # per thread; 0 means no limit
-    pdl: bool = False  # the kernel starts while the one before it runs, and waits for its results
+    cooperative: bool = False  # all programs must run at the same time
+    max_registers: int = 0  # the most registers per thread; 0 means no limit
+    pdl: bool = False  # programmatic dependent launch: the kernel starts while the previous one runs, and waits for its results
 
     def compile(self, target: GPUTarget | None = None) -> Any:
-        """The compiled kernel. Its launcher takes the runtime leaves in one flat list, without constants."""
+        """Return the kernel, compiled for `target`, or for the current GPU if that is None.
+
+        The kernel's launcher takes all values that are not constants in one flat list, not in NamedTuples.
+        """
         attributes = {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
         language = ASTSource
         if self.function.is_gluon():
             from onepass.backends.gpu.ring.gluon import GluonASTSource as language
         source = language(self.function, dict(self.types), dict(self.constants), attributes)
         kernel: Any = triton.compile(source, target=target, options=self._options())
-        # Triton makes the launcher from kernel.src. A launcher of nested arguments takes 14 us, one of a flat list less
-        # than 3 us.
+        # Triton makes the launcher from kernel.src. With nested arguments, a launch takes 14 us of CPU time, with a flat
+        # list less than 3 us.
         flat = [leaf for _, type_ in self.types for leaf in runtime_types(type_)]
         kernel.src = SimpleNamespace(signature={str(at): leaf for at, leaf in enumerate(flat)}, constants={}, fn=source.fn)
         return kernel
 
     def _options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}  # the default of fusion depends on the version
-        if self.pdl:  # HIP does not know this option
+        # enable_fp_fusion is always set, because its default depends on the version of Triton.
+        options: dict[str, Any] = {"num_warps": self.warps, "enable_fp_fusion": True}
+        if self.pdl:  # Triton for AMD does not know this option
             options["launch_pdl"] = True
         if self.cooperative:
             options["launch_cooperative_grid"] = True
@@ -55,7 +59,7 @@ class Source(NamedTuple):
 
 @cache
 def loaded(source: Source, device: int) -> Any:
-    """A compiled kernel, loaded on the current device. `device` is its number: handles belong to one device."""
+    """Return the compiled kernel of a source, loaded on the current device. `device` is the number of that device."""
     kernel = source.compile()
     kernel._init_handles()
     return kernel

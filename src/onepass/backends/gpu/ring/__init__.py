@@ -1,1 +1,1 @@
-"""Teams on Hopper: x stays in a ring of blocks in shared memory until the statistics are known."""
+"""The ring family, for Hopper GPUs: x stays in a ring buffer in shared memory until the statistics are known."""

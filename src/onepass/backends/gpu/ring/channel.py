@@ -1,7 +1,8 @@
-"""Channels between groups of warps: shared memory in slots, each with two barriers.
+"""Channels, which pass values from one group of warps to others through slots in shared memory.
 
-One group writes a slot, others read it. A group acquires a slot before it touches it, and releases it afterwards. Each
-use of a slot has a phase, 0 or 1 in turn: the n-th value in a channel of k slots has slot n % k and phase n // k % 2.
+Each slot has two barriers. A group acquires a slot before it reads or writes the slot, and releases the slot afterwards.
+Each use of a slot has a phase, 0 or 1 in turn: in a channel of k slots, value n (from 0) has slot n % k and phase
+n // k % 2.
 """
 
 from typing import Any, NamedTuple
@@ -11,31 +12,31 @@ from .gluon import barrier, jit, mbarrier
 
 class Channel(NamedTuple):
     buffer: Any  # the slots, in shared memory
-    full: Any  # barriers: the slot is written
-    empty: Any  # barriers: the slot is read
+    full: Any  # one barrier for each slot: the slot holds a value to read
+    empty: Any  # one barrier for each slot: its value was read, and may be overwritten
 
 
 @jit
 def acquire_to_write(channel, slot, phase):
-    """Wait until the slot's last value has been read."""
+    """Wait until the previous value of the slot has been read."""
     mbarrier.wait(channel.empty.index(slot), phase ^ 1)
 
 
 @jit
 def release_to_readers(channel, slot):
-    """All warps of this group have written the slot."""
+    """Wait for all warps of this group, then mark the slot as written."""
     barrier()
     mbarrier.arrive(channel.full.index(slot), count=1)
 
 
 @jit
 def acquire_to_read(channel, slot, phase):
-    """Wait until the slot is written."""
+    """Wait until the slot has been written."""
     mbarrier.wait(channel.full.index(slot), phase)
 
 
 @jit
 def release_to_writer(channel, slot):
-    """All warps of this group have read the slot."""
+    """Wait for all warps of this group, then mark the slot as read."""
     barrier()
     mbarrier.arrive(channel.empty.index(slot), count=1)

@@ -1,9 +1,12 @@
-"""How the members of a ring's team exchange moments.
+"""How the programs of the ring kernel exchange moments (mean and M2).
 
-Each member publishes the moments of its rows, and combines those of all members.
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. A unit of work is one o
+and the columns (s, t) of some whole sets, in tiles of block_j columns. A team of programs, its members, shares the rows
+r of a unit. Each member stores the moments of its rows in `parts`, and merges the moments of all members, by equations
+(14) and (15) of docs/theory.md.
 
-Members run on different multiprocessors, so the moments go through memory. Each unit has a counter, which is 0 before
-and after a launch.
+Members run on different multiprocessors, so `parts` lies in global memory. Each unit has a counter there, which is 0
+before and after a launch.
 """
 
 from onepass.backends.gpu.device.affine import fold_affine
@@ -21,17 +24,20 @@ COMBINE_WARPS = gl.constexpr(2)
 
 @jit
 def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the moments of sets from those of columns, tile by tile, and store them for all members."""
+    """Compute the moments of each set in this member's rows, and store them for all members.
+
+    The moments of the columns come through the channel `moments` from `_reduce` of ring/kernel.py, tile by tile.
+    """
     WARPS: gl.constexpr = PUBLISH_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j
-    TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # sums over columns take two shuffles
+    TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     SET: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     set_ = gl.arange(0, SETS, SET)
     rows = rows_of(work.member, split.members, view.reps, mode.block_i)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from this unit on
+        width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from the start of this unit to the last one
         n, mean, m2 = gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET)
         for tile in range(mode.tiles):
             acquire_to_read(moments, turn % 2, turn // 2 & 1)
@@ -65,7 +71,10 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
 def _merge_columns(
     column_mean, column_m2, start, end, run, rows, norm: gl.constexpr, mode: gl.constexpr, TABLE: gl.constexpr
 ):  # fmt: skip
-    """The moments of each set that a tile overlaps, from those of its columns. (14), (15)"""
+    """Merge the moments of a tile's columns, from start to end, into those of each set that the tile overlaps.
+
+    Return mean and M2 of these sets. Each column has `rows` rows. (14), (15)
+    """
     column = start + gl.arange(0, column_mean.shape[0], gl.SliceLayout(0, TABLE))
     here = start // run + gl.arange(0, mode.sets_per_block, gl.SliceLayout(1, TABLE))
     mine = gl.expand_dims(gl.where(column < end, _set_of(column, run), -1), 0) == gl.expand_dims(here, 1)
@@ -81,11 +90,15 @@ def _merge_columns(
 
 @jit
 def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the statistics of sets from the moments of all members; then mean, rstd, gain and term of each column."""
+    """Wait for the moments of all members, merge them, and store the statistics of each set.
+
+    Send mean, rstd, gain and term of each column through the channel `lines` to `_apply` of ring/kernel.py, which
+    computes y = activation((x - mean)·rstd·gain + term).
+    """
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j
-    PART: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])  # sums over members stay in a warp
+    PART: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])  # a sum over members stays within a warp
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
@@ -98,7 +111,7 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
         line_at = turn % 2 * (mode.tiles * 4)
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "combine lines", WARPS)
-        for tile in range(mode.tiles):  # what does not need the statistics
+        for tile in range(mode.tiles):  # gain and term do not need the statistics
             column = (span * mode.tiles + tile) * BLOCK_J + j
             of = _set_of(column, view.run)
             place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
@@ -130,7 +143,7 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
             of = span * (mode.tiles * BLOCK_J // view.run) + set_
             there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run)
             store_statistics(stats, o * view.sets + of, mean, rstd, var, there)
-        # This member has read the parts. The last member that comes here resets the counter.
+        # The counter now counts the members that have read `parts`. The last of them resets it to 0.
         late(mode.stress, "combine leave", WARPS)
         if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:
             late(mode.stress, "combine reset", WARPS)
@@ -140,32 +153,38 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
 
 @jit
 def _part_of(parts_ptr, unit, set_, member, members, SETS: gl.constexpr):
-    """Where a member stores the mean of a set. Its M2 lies SETS * members elements further on."""
+    """Return the address of a member's mean of a set. The M2 lies SETS * members elements further on."""
     return parts_ptr + (unit.to(gl.int64) * (2 * SETS) + set_) * members + member
 
 
 @jit
 def _load_parts(at, there, m2_offset):
-    """The moments that members have stored. `.cg` skips the first-level cache, which belongs to one multiprocessor."""
+    """Load the moments that members have stored. Return mean and M2.
+
+    `.cg` skips the first-level cache, which does not see the stores of other multiprocessors.
+    """
     mean = gl.load(at, mask=there, other=0.0, cache_modifier=".cg")
     return mean, gl.load(at + m2_offset, mask=there, other=0.0, cache_modifier=".cg")
 
 
 @jit
 def _set_of(column, run):
-    """column // run in three instructions instead of twenty. Exact below 2²⁰."""
+    """Return column // run, in three instructions instead of twenty. The result is exact for columns below 2²⁰."""
     return ((column.to(gl.float32) + 0.5) * (1.0 / run)).to(gl.int32)
 
 
 @jit
 def _overlap(set_, run, start, end):
-    """How many of the columns from start to end belong to a set."""
+    """Return how many of the columns from start to end belong to the set `set_`, which has `run` columns."""
     return gl.maximum(gl.minimum(set_ * run + run, end) - gl.maximum(set_ * run, start), 0).to(gl.float32)
 
 
 @jit
 def rows_of(member, members, reps, BLOCK_I: gl.constexpr):
-    """How many rows a member has. All blocks but the last are full. A member that does not exist has none."""
+    """Return how many rows of a unit a member has; 0 if there is no such member.
+
+    Members take blocks of BLOCK_I rows in turn. Only the last block may have fewer rows.
+    """
     blocks = (reps + BLOCK_I - 1) // BLOCK_I
     mine = blocks // members + gl.where(member < blocks % members, 1, 0)
     missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK_I - reps, 0)

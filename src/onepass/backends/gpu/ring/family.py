@@ -1,4 +1,4 @@
-"""The ring family."""
+"""The ring family as the planner sees it: why it cannot run a problem, its cost and its launches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Gluon as this project uses it, under the names of Triton 3.9.
+"""What this project uses of Gluon, Triton's experimental language for code closer to the hardware.
 
-Gluon is experimental, and its names change between versions.
-
-Other files import Gluon from here, so that a new version changes this file only.
+Gluon's names change between versions. Other files import them from here, as Triton 3.9 calls them, so that a new version
+changes only this file.
 """
 
 from typing import Any
@@ -25,5 +24,5 @@ barrier = _gl.barrier if hasattr(gl, "barrier") else _gl.thread_barrier
 
 
 def shared_layout(block: tuple[int, int], dtype: torch.dtype) -> Any:
-    """The layout of a block in shared memory, as copies by descriptor write it."""
+    """Return the layout in which the tensor memory accelerator (TMA) writes a block to shared memory."""
     return _gl.NVMMASharedLayout.get_default_for(list(block), getattr(gl, str(dtype).removeprefix("torch.")))

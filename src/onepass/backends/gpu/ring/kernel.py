@@ -1,18 +1,21 @@
-"""The ring walk on Hopper: x stays in a ring of blocks in shared memory until the statistics are known.
+"""The ring kernel, for Hopper GPUs: x stays in a ring buffer in shared memory until the statistics are known.
 
-A unit of work is one o and a span of columns that begins and ends with a set. The members of a team take its blocks of
-rows in turn. Five groups of warps work side by side. Each goes through all units, and waits only for what it needs from
-another:
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. A unit of work is one o
+and the columns (s, t) of some whole sets. It is cut into tiles of block_j columns, and each tile into blocks of block_i
+rows r. A team of programs shares a unit: its members take the blocks of rows in turn. A slot of the ring holds a block.
+
+Five groups of warps work side by side. Each group goes through all units of the team, and waits only for what it needs
+from another group:
 
 - `load` fills the ring, block after block, as slots become free;
-- `reduce` computes the moments of each column;
-- `publish` makes the moments of each set from them, and stores them for the team;
+- `reduce` computes the moments (mean and M2) of each column;
+- `publish` merges them into the moments of each set, and stores these for the team;
 - `combine` waits for the moments of all members, and computes mean, rstd, gain and term for each column;
-- `apply` computes y and empties the ring.
+- `apply` computes y = activation((x - mean)·rstd·gain + term) and empties the ring.
 
-So the exchange of one unit overlaps with the blocks of the next. If a unit has more than `keep` blocks, the first ones
-are reduced and dropped. They are read again after the others, the last one first, because the L2 cache may still hold
-them.
+So the exchange of one unit's moments overlaps with the blocks of the next unit. If a member has more than `keep` blocks
+of a unit, the first ones are reduced and dropped. They are loaded again after the others, in reverse order, because the
+L2 cache may still hold the last of them.
 """
 
 from typing import Any, NamedTuple
@@ -30,8 +33,8 @@ from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
 from .stress import crowded, fenced, late, spare
 
-# z/(1 + exp(-z)). The compiler would need one more instruction, to change a sign. Memory leaves time for only about
-# thirty.
+# PTX code of z/(1 + exp(-z)). The compiler's own code has one more instruction, which changes a sign. While memory
+# delivers an element, there is time for only about thirty.
 SILU = gl.constexpr("""{
     .reg .f32 t;
     mul.ftz.f32 t, $1, 0fBFB8AA3B;
@@ -43,20 +46,20 @@ SILU = gl.constexpr("""{
 
 
 class Work(NamedTuple):
-    """The work of a program: units team, team + teams, ... below `units`."""
+    """The work of a program: the units team, team + teams, team + 2·teams, ... below `units`."""
 
     team: Any
     member: Any
     units: Any
-    blocks: Any  # blocks of rows that this member has, in each tile of a unit
-    again: Any  # blocks of a unit that are read again
+    blocks: Any  # how many blocks of rows this member has in each tile of a unit
+    again: Any  # how many blocks of a unit this member loads twice
 
 
 @constexpr_function
 def reduce_layout(columns, size, warps):
-    """The layout of a block that is summed over rows.
+    """Return the layout of a block for sums over its rows. `size` is the size of an element in bytes.
 
-    A column stays within a warp, so warps do not wait for each other.
+    Each column stays within one warp, so warps do not wait for each other.
     """
     each = min(16 // size, columns // warps)
     wide = columns // each // warps
@@ -65,9 +68,9 @@ def reduce_layout(columns, size, warps):
 
 @constexpr_function
 def apply_layout(columns, size, warps, at_once):
-    """The layout of a block that is stored, along the columns first.
+    """Return the layout of a block for storing it: neighbouring threads have neighbouring columns.
 
-    A thread has 16 bytes, or 8 to leave registers for two blocks.
+    A thread has 16 contiguous bytes of a row, or 8 if it holds two blocks at once. `size` is the bytes of an element.
     """
     each = min(16 // at_once // size, columns)
     wide = min(columns // each, 32)
@@ -79,7 +82,7 @@ def ring_forward(
     x_desc, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
     norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
-    """`total` sets. `norm` is a Norm, `mode` a RingMode."""
+    """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingMode of ring/launch.py."""
     SLOTS: gl.constexpr = mode.slots + mode.back
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -88,12 +91,12 @@ def ring_forward(
         full=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
     )
-    moments = Channel(  # two slots of one tile each: the mean and M2 of each column
+    moments = Channel(  # two slots, one tile each: the mean and M2 of its columns
         buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
-    lines = Channel(  # two slots of one unit each: the mean, rstd, gain and term of each column
+    lines = Channel(  # two slots, one unit each: the mean, rstd, gain and term of its columns
         buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * 4, mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
@@ -127,9 +130,9 @@ def ring_forward(
 
 @jit
 def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
-    """Load blocks in the order in which they are reduced.
+    """Load this member's blocks into the ring, in the order in which `_reduce` takes them.
 
-    In between, load the blocks of the previous unit that are read again.
+    Between the blocks of a unit, load the dropped blocks of the previous unit again, into slots of their own.
     """
     at = 0
     again_at = 0
@@ -139,7 +142,7 @@ def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
             _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode)
             at += 1
             if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
-                if (block < work.again) & (unit != work.team):  # the last one first
+                if (block < work.again) & (unit != work.team):  # blocks to load again, in reverse order
                     slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
                     _load_block(x_desc, ring, slot, phase, unit - split.teams, work.again - 1 - block, work, view, split, mode)
                     again_at += 1
@@ -157,8 +160,9 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
     row = unit // split.spans * view.reps + (work.member + block % work.blocks * split.members) * mode.block_i
     column = (unit % split.spans * mode.tiles + block // work.blocks) * mode.block_j
     acquire_to_write(ring, slot, phase)
-    # A load from shared memory and a copy into it by descriptor belong to different proxies, which barriers do not
-    # order. Without the fence, the copy of the next block may overtake a load of the last one that is still in flight.
+    # A group's loads from this slot may still be in flight. The copy by the tensor memory accelerator takes another path
+    # (proxy) to shared memory, and barriers do not order the two. Without the fence, the copy may overwrite what a load has
+    # not read yet: see docs/notes/ring-fence.md.
     if fenced(mode.stress, "load"):
         fence_async_shared()
     late(mode.stress, "load copy", 1)
@@ -168,10 +172,10 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 
 @jit
 def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """The moments of the columns of each tile, for `publish`. Releases the blocks that will be read again."""
+    """Compute the moments of each column, tile by tile, for `publish`. Release the blocks that are loaded again later."""
     BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
-    last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of the last block
+    last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of this member's last block
     rows = rows_of(work.member, split.members, view.reps, mode.block_i)
     at = 0
     turn = 0
@@ -211,7 +215,7 @@ def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.const
 
 @jit
 def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute y: of the blocks that stayed, then of those that are read again."""
+    """Compute and store y: first for the blocks that stayed in the ring, then for those that are loaded again."""
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
@@ -227,7 +231,7 @@ def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.c
         mean, factor, term = _line(lines, line_at, BLOCK)
         for step in range(0, here, mode.at_once):
             x = _take(ring, step, here, work.again, at, again_at, BLOCK, mode)
-            if mode.at_once == 2:  # the second block is on its way while the first is applied
+            if mode.at_once == 2:  # load the second block while the first is applied
                 following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
             for more in gl.static_range(mode.at_once):
                 number = work.again + step + more
@@ -262,7 +266,7 @@ def _activate(z, ACTIVATION: gl.constexpr):
 
 @jit
 def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.constexpr):
-    """Load the block of this step from the ring, and release its slot."""
+    """Return the block of this step, in registers, and release its slot of the ring."""
     slot, phase = (at + again + step) % mode.slots, (at + again + step) // mode.slots & 1
     if mode.back > 0:  # noqa: SIM102
         if again + step >= here:
@@ -282,7 +286,7 @@ def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.c
 
 @jit
 def _release_block(ring, slot, mode: gl.constexpr):
-    """This group has loaded a block: its slot may be refilled."""
+    """Allow the slot to be refilled, after this group has loaded the block in it."""
     if fenced(mode.stress, "readers"):
         fence_async_shared()
     release_to_writer(ring, slot)
@@ -290,7 +294,7 @@ def _release_block(ring, slot, mode: gl.constexpr):
 
 @jit
 def _line(lines, at, BLOCK: gl.constexpr):
-    """mean, factor and term of the columns of a block."""
+    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J]."""
     mean = lines.buffer.index(at).load(gl.SliceLayout(0, BLOCK))
     factor = lines.buffer.index(at + 1).load(gl.SliceLayout(0, BLOCK)) * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
     term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))

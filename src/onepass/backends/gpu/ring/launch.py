@@ -1,4 +1,10 @@
-"""The launch of the ring walk, and the arguments of its kernel."""
+"""The launch of the ring kernel, and the arguments of that kernel.
+
+Memory is x[o, r, s, t], and a set is the elements of one o and s. A unit of work is one o and the columns (s, t) of some
+whole sets. It is cut into tiles of block_j columns, and each tile into blocks of block_i rows r. A team of programs, its
+members, shares a unit. A slot of the ring holds one block of x, which is copied there by a descriptor
+(launch/descriptor.py).
+"""
 
 from __future__ import annotations
 
@@ -15,11 +21,11 @@ from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.core.problem import NormProblem
 
-RESET = "reset"  # a counter protocol: the last member that leaves a unit sets its counter to 0
+RESET = "reset"  # a counter protocol: the last member that leaves a unit sets the unit's counter to 0
 
 
 class RingView(NamedTuple):
-    """Sizes as in View, and the strides of y. The descriptor has the strides of x."""
+    """The sizes of x[o, r, s, t] along r, s and t, and the strides of y along o and r. The descriptor has the strides of x."""
 
     reps: Length
     sets: Index
@@ -32,40 +38,37 @@ class RingSplit(NamedTuple):
     members: Count  # programs that share the rows of a unit
     teams: Count
     spans: Count  # units for each o
-    columns: Length  # for each o
+    columns: Length  # columns (s, t) for each o
 
 
 class RingMode(NamedTuple):
     block_i: int
     block_j: int
-    tiles: int  # blocks of columns of a unit
-    sets: int  # of a unit at most, rounded up to a power of two
-    sets_per_block: int  # that a block of columns overlaps at most, rounded up to a power of two
+    tiles: int  # tiles of a unit
+    sets: int  # sets of a unit, rounded up to a power of two
+    sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
     parts: int  # members whose moments are combined at a time
-    slots: int  # of the ring
-    keep: int  # blocks of a unit that stay in the ring
-    back: int  # slots for the other blocks, which are read again
+    slots: int  # slots of the ring, without those of `back`
+    keep: int  # blocks of a unit that stay in the ring, for each member
+    back: int  # slots for the other blocks, which are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
-    warps: int  # of `reduce`, and of `apply`
+    warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
     ragged: bool  # the last block of rows or of columns is not full
-    stress: str | None  # what a stress test changes: see stress.py
+    stress: str | None  # what a stress test changes: see ring/stress.py
 
 
 @dataclass(frozen=True, kw_only=True)
 class RingLaunch(SharedSetLaunch):
-    """A unit of work is one o and a span of columns that begins and ends with a set.
-
-    Members take its blocks of rows in turn.
-    """
+    """A launch of the ring kernel. The members of a team take the blocks of rows of a unit in turn."""
 
     name: ClassVar[str] = "ring"
     spans: int  # units for each o
-    tiles: int  # blocks of columns of a unit
-    sets: int  # of a unit
-    sets_per_block: int  # that a block of columns overlaps at most, rounded up to a power of two
-    slots: int  # of the ring, in blocks
-    keep: int  # blocks of a unit that stay in the ring
-    back: int  # slots for the other blocks, which are read again; 0 if all stay
+    tiles: int  # tiles of a unit
+    sets: int  # sets of a unit
+    sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
+    slots: int  # slots of the ring, without those of `back`
+    keep: int  # blocks of a unit that stay in the ring, for each member
+    back: int  # slots for the other blocks, which are loaded again; 0 if all stay
 
     @property
     def units(self) -> int:
@@ -73,12 +76,12 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def resident(self) -> bool:
-        """Whether x is read once."""
+        """Whether all blocks stay in the ring, so that x is read once."""
         return not self.back
 
     @property
     def blocks(self) -> int:
-        """The blocks of a unit, for its busiest member."""
+        """How many blocks of a unit its busiest member has."""
         return self.tiles * ceil(ceil(self.walk.reps / self.block_i) / self.members)
 
     @property
@@ -96,7 +99,7 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def counters(self) -> int:
-        return self.units  # several units are under way at a time
+        return self.units  # each unit has its own, because several are under way at a time
 
     @property
     def counter_protocol(self) -> str:
@@ -104,7 +107,7 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def needs_aligned_x(self) -> bool:
-        return True  # a descriptor needs it
+        return True  # because x is copied by a descriptor
 
     @property
     def experimental(self) -> bool:
@@ -116,7 +119,7 @@ class RingLaunch(SharedSetLaunch):
 
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
-        pairs = not self.back and ceil(w.reps / self.block_i) % (2 * self.members) == 0  # every member has an even number of blocks
+        pairs = not self.back and ceil(w.reps / self.block_i) % (2 * self.members) == 0  # two blocks can be applied at a time
         return RingMode(
             self.block_i,
             self.block_j,
@@ -154,6 +157,6 @@ class RingLaunch(SharedSetLaunch):
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
         from onepass.backends.gpu.launch.launcher import Kernel
 
-        from .kernel import ring_forward  # Gluon is experimental, and no other kernel needs it
+        from .kernel import ring_forward  # imported here, because only this kernel needs Gluon, which is experimental
 
         return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=True)

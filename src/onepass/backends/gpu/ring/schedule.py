@@ -1,8 +1,12 @@
-"""How the ring family cuts a problem into blocks in shared memory.
+"""How the ring family cuts a problem into blocks in shared memory, and what that costs.
 
-A unit of work is the shortest span of blocks of columns that begins and ends with a set. A small model of the pipeline
-gives the time of every candidate. The schedule is the fastest one, and its time is the cost: a constant below changes both.
-So compare the launches of the whole suite before and after a change, not only the families.
+Memory is x[o, r, s, t]. A set is the elements of one o and s: `reps` runs of `run` contiguous elements. A unit of work is
+one o and the fewest tiles of block_j columns (s, t) that hold whole sets. A team of programs, its members, shares a unit
+in blocks of block_i rows r. A slot of the ring holds one block.
+
+A small model of the pipeline gives the time of every candidate. The fastest candidate is the schedule, and its time is
+the cost. So a change of a constant below changes both: compare not only which families are chosen, but also the launches
+of the whole benchmark suite.
 """
 
 from __future__ import annotations
@@ -19,28 +23,29 @@ from onepass.core.problem import NormProblem
 
 from .launch import RingLaunch
 
-ALIGNMENT = 16  # bytes: where the rows of a descriptor begin
+ALIGNMENT = 16  # bytes: copies by descriptor need rows that begin at multiples of this
 
-WARPS = 8  # of `reduce`, and of `apply`. H200, 2026-11-15: with 4 each they fall behind
+WARPS = 8  # warps of the group `reduce`, and of the group `apply` (ring/kernel.py). On an H200, 2026-11-15, 4 were too slow
 
-SLOT = 16384  # bytes of a block
+SLOT = 16384  # bytes of the largest blocks
 
-RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler; the ring and `lines` have the rest
+RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler. The rest is for the ring and for `lines`
 
-BACK, SPARE = 3, 4  # slots for blocks that are read again, and for blocks that `reduce` drops; the other slots keep their blocks
+# If a unit does not fit into the ring: slots for blocks that are loaded again, and for blocks that are dropped after `reduce`.
+BACK, SPARE = 3, 4
 
-MOST_SETS = 32  # of a unit, which few warps combine: 64 sets take 17 us
+MOST_SETS = 32  # the most sets of a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
 
-# H200, 2026-11-15, in microseconds.
-EXCHANGE = 8.0  # from the last block of a unit in shared memory to the first one out of it
-BLOCK_US = 1.25  # to load, reduce, apply and store a block of 16 KB, on all multiprocessors
-UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine a unit's moments, and more for each of its tiles and sets
+# Times in microseconds, measured on an H200, 2026-11-15.
+EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
+BLOCK_US = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
+UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles, for each of its sets
 
-# H200, 2026-11-15, as factors of a block's time.
-NARROW = 1.1  # for chunks of 128 bytes instead of 256, if there is one team. Several teams read their chunks side by side
-AGAIN = 0.4  # more for a block that is read again
+# Factors of the time of a block, measured on an H200, 2026-11-15.
+NARROW = 1.1  # for one team whose blocks are less than 256 bytes wide; several teams read neighbouring blocks at the same time
+AGAIN = 0.4  # added for a block that is loaded twice
 
-SCALE = 4 / 3  # to the scale of the other families' costs, which count 3 TB/s where 4 TB/s are measured
+SCALE = 4 / 3  # from measured times to costs: the other families' costs assume 3 TB/s, where 4 TB/s are measured
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -67,21 +72,21 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     return reasons
 
 
-@lru_cache(256)  # the planner needs it for the cost and for the plan
+@lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RingLaunch, ...]:
     return fastest(problem, device, invariant, _candidates, _time)
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = ring_launches(problem, device, invariant)
-    if invariant:  # the choice must not depend on the size of the batch
+    if invariant:  # then the choice of a family must not depend on the batch size
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + AGAIN * again) / 1e3
     return SCALE * _time(problem, launch, device)
 
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
-    """Blocks of several sizes, by teams of several sizes."""
+    """Yield launches with blocks of several sizes and teams of several sizes."""
     size = problem.dtype.itemsize
     for block_j in (32, 64, 128):
         span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
@@ -93,7 +98,7 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingL
             slots = min((device.shared - RESERVED - tiles * 32 * block_j) // slot, 32)
             if slots < BACK + SPARE + 2:
                 continue
-            rows = ceil(w.reps / block_i)  # of blocks
+            rows = ceil(w.reps / block_i)  # rows of blocks
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
                 spans, fits = ceil(w.columns / span), tiles * ceil(rows / members) <= slots
                 yield RingLaunch(
@@ -114,17 +119,23 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingL
 
 
 def _even(rows: int, most: int) -> int:
-    """The smallest team whose busiest member has no more of the `rows` rows of blocks than in a team of `most`."""
+    """Return the size of a team that shares `rows` rows of blocks, at most `most`.
+
+    It is the smallest size at which the busiest member has no more rows than in a team of `most` members.
+    """
     return ceil(rows / ceil(rows / most))
 
 
 def _sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
-    """How many sets a block of columns overlaps at most, rounded up to a power of two."""
+    """Return how many sets a tile of block_j columns overlaps at most, rounded up to a power of two; at least 2."""
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 
 
 def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
-    """Microseconds. The ring holds several units, and the exchange of one is hidden behind the others."""
+    """Return the modelled time of a launch, in microseconds.
+
+    The ring holds several units, so the exchange of one unit overlaps with the blocks of the others.
+    """
     rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = BLOCK_US * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
@@ -134,5 +145,5 @@ def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     spare = max(launch.slots - min(blocks, launch.keep), 1)
     exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
     unit_time = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
-    first = blocks * block / 2  # until the ring is full: loads of the first unit, which nothing hides
+    first = blocks * block / 2  # loads of the first unit, which overlap with nothing
     return LAUNCH_US + EXCHANGE + first + rounds * unit_time

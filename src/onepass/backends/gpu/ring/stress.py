@@ -1,10 +1,11 @@
-"""What a stress test changes in the ring: it delays one hand-over, and moves the fence.
+"""What a stress test changes in the ring kernel: it delays one hand-over, and may move the fence.
 
-None of this is compiled in production.
+A hand-over is one place where a group of warps waits for another. STRESS is None in production: then no delay is compiled
+in. In a stress test, STRESS is "hand-over/fence": which hand-over is delayed, and where the fence of
+`_load_block` (ring/kernel.py) is. benchmarks/ring_stress.py lists the hand-overs and the places.
 
-STRESS is "hand-over/fence", or None in production. benchmarks/ring_stress.py lists both. `late` and `crowded` stand
-before the access that a hand-over orders. There the last warp of a group waits, so that the others run ahead of it. If
-nothing orders that access, results become wrong.
+`late` and `crowded` are called just before the memory access that a hand-over orders. They delay a part of a group, so
+that the other warps run ahead. If nothing orders the access, the results become wrong.
 """
 
 from typing import Any
@@ -13,8 +14,8 @@ from triton import constexpr_function
 
 from .gluon import gl, jit
 
-# Waits 2,000 to 6,095 cycles, 1 to 3.5 us on an H200: longer than a copy into shared memory. The time varies from call
-# to call. The barrier keeps the assembler from moving later code ahead of it.
+# PTX code that waits 2,000 to 6,095 clock cycles: 1 to 3.5 us on an H200, longer than a copy into shared memory. The time
+# varies from call to call. Threads with a negative input do not wait. `bar.warp.sync` keeps later code after the wait.
 SPIN = gl.constexpr("""{
     .reg .u64 start, now, span;
     .reg .pred p;
@@ -34,7 +35,8 @@ done:
 }""")
 
 
-# Stores with 32-way bank conflicts. They return no result, so only later accesses in the same pipe wait for them.
+# 32 stores to shared memory, each with a 32-way bank conflict. A store returns no result, so only later accesses to shared
+# memory wait for these.
 _STORES = "\n".join(f"    st.volatile.shared.b32 [at+{4 * i}], $1;" for i in range(32))
 
 
@@ -59,19 +61,22 @@ def is_late(stress: Any, here: Any) -> bool:
 
 @constexpr_function
 def fenced(stress: Any, here: Any) -> bool:
-    """Whether the fence stands here. In production it stands where a slot is refilled."""
+    """Return whether the fence is at the place `here`. In production it is at "load", where a slot is refilled."""
     return here == ("load" if stress is None else stress.partition("/")[2])
 
 
 @constexpr_function
 def spare(stress: Any) -> int:
-    """How many slots follow the ring for the stores of `crowded`. The ring begins at the start of shared memory."""
+    """Return how many slots follow the ring for the stores of `crowded`: 0 or 1.
+
+    `crowded` can compute the address of that slot, because the ring begins at the start of shared memory.
+    """
     return int(stress is not None and "crowd" in stress)
 
 
 @jit
 def late(STRESS: gl.constexpr, HERE: gl.constexpr, WARPS: gl.constexpr):
-    """Delay the last warp of a group, if the stress test delays this hand-over."""
+    """Delay the last warp of a group, if the stress test delays the hand-over HERE."""
     if is_late(STRESS, HERE):
         thread = gl.arange(0, 32 * WARPS, gl.BlockedLayout([1], [32], [WARPS], [0])) - 32 * (WARPS - 1)
         gl.inline_asm_elementwise(SPIN, "=r,r,~{memory}", [thread], dtype=gl.int32, is_pure=False, pack=1)
@@ -79,10 +84,10 @@ def late(STRESS: gl.constexpr, HERE: gl.constexpr, WARPS: gl.constexpr):
 
 @jit
 def crowded(STRESS: gl.constexpr, HERE: gl.constexpr, ring, WARPS: gl.constexpr):
-    """Delay the loads that follow, if the stress test delays this hand-over: they are issued, but wait behind stores.
+    """Delay the loads that follow, if the stress test delays the hand-over HERE: they are issued, but wait behind stores.
 
-    Three of four warps store. The first does not, because it arrives for its group: no store delays its quarter of the
-    multiprocessor.
+    Warps 0, 4, 8, ... do not store. They share a quarter of the multiprocessor, which must not be delayed, because warp 0
+    releases the slot for its group.
     """
     if is_late(STRESS, HERE):
         SLOT: gl.constexpr = ring.shape[1] * ring.shape[2] * ring.dtype.primitive_bitwidth // 8

@@ -1,1 +1,1 @@
-"""Sets too large for one program, shared by programs that run at the same time."""
+"""The team family: programs that run at the same time share sets that are too large for one program."""

@@ -1,4 +1,10 @@
-"""How the members of a team exchange moments: through memory, with a counter to wait for each other."""
+"""How the members of a team exchange moments: through global memory, with a counter to wait for each other.
+
+A team is a group of programs, its members, that share large sets. A set is the elements of x[o, r, s, t] with the same o
+and s, which share a mean and a variance. Moments are a mean and an M2, the sum of squared differences from that mean. A
+part is the moments of one set in the rows r of one member. Parts are merged by equations (14) and (15) of
+docs/theory.md.
+"""
 
 import triton
 import triton.language as tl
@@ -10,12 +16,12 @@ from onepass.backends.gpu.device.moments import join, merge
 def merge_members(
     parts_ptr, first_set, view, members, rows, m2_offset, CENTERED: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr
 ):  # fmt: skip
-    """The mean and M2 of SETS sets from `first_set` on, from those of all members.
+    """Merge the parts of all members. Return mean and M2 of the SETS sets from `first_set` on, each of shape [SETS, 1].
 
-    A member has `rows` rows. (14), (15)
+    Each member has `rows` rows; the last one may have fewer. (14), (15)
     """
-    # If this loaded as many elements as there are threads, the compiler would use its layout for all that follows, and
-    # move the rows through shared memory.
+    # Load few parts at a time. With as many as threads, the compiler would use the layout of this load for all code that
+    # follows, and so move the caller's rows of x through shared memory.
     BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = first_set + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
@@ -23,7 +29,7 @@ def merge_members(
         part = first + tl.arange(0, BLOCK)[:, None]
         at, mask = parts_ptr + part * view.sets + s, (part < members) & (s < view.sets)
         n_part = tl.where(mask, tl.minimum(view.reps - part * rows, rows) * 1.0 * view.run, 0.0)
-        # .cg skips the first-level cache, which belongs to one multiprocessor.
+        # .cg skips the first-level cache, which does not see the stores of other multiprocessors.
         m2_part = tl.load(at + m2_offset, mask=mask, other=0.0, cache_modifier=".cg")
         mean_part = m2_part
         if CENTERED:
@@ -35,13 +41,12 @@ def merge_members(
 
 @triton.jit
 def wait_for_team(counter, member, members):
-    """Wait until all members have called this. What they stored before is then visible to all.
+    """Wait until all members have called this function. What each stored before is then visible to all.
 
-    Together they add 2³¹, which flips the sign of the counter and leaves its other bits 0, ready for the next time. So
-    nobody resets it. A member that comes early the next time cannot flip the sign again before the last member has seen
-    it.
+    Together the members add 2³¹ to the counter. That flips its sign and leaves its other bits 0, so nobody has to reset
+    it. The sign flips again only when all members have called this function once more, so each of them sees this flip.
     """
-    tl.debug_barrier()  # all threads have stored before one of them adds
+    tl.debug_barrier()  # all threads of this program have stored before one of them adds to the counter
     step = tl.where(member == 0, 2147483647 - (members - 2), 1).to(tl.int32)
     before = tl.atomic_add(counter, step, sem="acq_rel", scope="gpu")
     now = before + step

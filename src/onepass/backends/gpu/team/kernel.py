@@ -1,7 +1,9 @@
-"""The tile walk by teams, in one launch: programs that run at the same time share large sets.
+"""The team kernel: in one launch, programs that run at the same time share large sets.
 
-A unit of work is one o and a block of columns, which holds whole sets. Each member of a team takes the moments of its
-rows, waits for the moments of the others, merges all of them in the same order, and applies the result to its rows.
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. A unit of work is one o
+and a block of columns (s, t), which holds whole sets. A team of programs, its members, shares the rows r of a unit. Each
+member computes the moments (mean and M2) of its rows, waits for those of the others, merges all of them in the same
+order, and normalizes its rows. (2), (3), (14) and (15) are equations of docs/theory.md.
 """
 
 import triton
@@ -33,7 +35,10 @@ def team_forward(
     io: Tensors, affine: Affine, stats: Statistics, exchange: Exchange, eps, view: View, maps: Maps, split: TeamSplit,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """`norm` is a Norm, `block` a TeamBlock, `mode` a TeamMode."""
+    """Normalize all units of work.
+
+    `norm` is a Norm of device/groups.py, `block` a TeamBlock and `mode` a TeamMode of team/launch.py.
+    """
     if mode.same_strides:
         view = View(
             reps=view.reps, sets=view.sets, run=view.run,
@@ -71,18 +76,18 @@ def team_forward(
             if mode.even:
                 inside = tl.full((block.i, 1), True, tl.int1)
             kept = load(io, x_at + _offset(r, mode.int32_offsets) * view.x_r, inside & here, "")
-            # The parameters do not need the statistics: they are read while x is on its way.
+            # Parameters do not need the statistics, so they are loaded while x is on its way.
             place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
             gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
             DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
             sums = tl.sum(scaled_down(kept, DTYPE), 0, keep_dims=True)
-            own = scaled_up(_sum_sets(sums, s - s0, block) / count, DTYPE)  # (2)
+            own = scaled_up(_sum_sets(sums, s - s0, block) / count, DTYPE)  # the mean (2) of this member's rows
             if norm.centered:
                 kept = tl.where(inside & here, kept - _to_columns(own, s - s0, block), 0.0)
             m2 = _sum_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, block)
         else:
             own, m2 = _reduce(io, x_at, start, end, view, s - s0, here, norm, block, mode)
-        of = s0 + tl.arange(0, block.sets)[:, None]  # [SETS, 1], as every value of a set
+        of = s0 + tl.arange(0, block.sets)[:, None]  # the sets of this unit, as [SETS, 1]
         mean, writes = own, (of < view.sets) & (of - s0 < split.sets)
         if mode.members > 1:
             if norm.centered:
@@ -108,11 +113,11 @@ def team_forward(
             if io.residual_ptr is not None:
                 source = io.sum_ptr
                 if mode.members == 1:
-                    tl.debug_barrier()  # a thread may read what another thread has stored
+                    tl.debug_barrier()  # below, a thread may read what another thread has stored
             if not PARAM_PER_ROW:
                 place = Place(o=o, r=0, s=s, t=t, i_inside=None, j_inside=here)
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
-            last = start + (end - start - 1) // block.i * block.i  # backwards: what was read last is still in the cache
+            last = start + (end - start - 1) // block.i * block.i  # go backwards: the rows read last may still be in the cache
             for back in tl.range(0, end - start, block.i, num_stages=block.stages):
                 r = last - back + i
                 inside = r < end
@@ -136,7 +141,7 @@ def _offset(r, INT32: tl.constexpr):
 
 @triton.jit
 def _reduce(io, x_at, start, end, view, set_, here, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """The mean and M2 of each set over the rows from start to end. (14), (15)"""
+    """Return the mean and M2 of each set over the rows from start to end, each of shape [SETS, 1]. (14), (15)"""
     i = tl.arange(0, block.i)[:, None]
     mean, m2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
     k = 0.0
@@ -158,7 +163,7 @@ def _reduce(io, x_at, start, end, view, set_, here, norm: tl.constexpr, block: t
 
 @triton.jit
 def _sum_sets(sums, set_, block: tl.constexpr):
-    """The sum over the columns of each set, [SETS, 1]."""
+    """Return the sum over the columns of each set, of shape [SETS, 1]."""
     if block.run:
         return tl.sum(tl.reshape(sums, (block.sets, block.run)), 1, keep_dims=True)
     else:
@@ -167,7 +172,7 @@ def _sum_sets(sums, set_, block: tl.constexpr):
 
 @triton.jit
 def _to_columns(each, set_, block: tl.constexpr):
-    """The value of each set, [SETS, 1], in each of its columns, [1, J]."""
+    """Repeat the value of each set, of shape [SETS, 1], in all columns of that set. The result has the shape [1, J]."""
     if block.run:
         return tl.reshape(tl.broadcast_to(each, (block.sets, block.run)), (1, block.j))
     else:

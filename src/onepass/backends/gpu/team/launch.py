@@ -1,4 +1,9 @@
-"""The launch of the team walk, and the arguments of its kernel."""
+"""The launch of the team kernel, and the arguments of that kernel.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s: `reps` runs of `run` contiguous elements. A unit of work is
+one o and a block of columns (s, t), which holds whole sets. A team of programs, its members, shares the rows r of a unit.
+A part is the moments (mean and M2) of one set in the rows of one member.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from onepass.core.problem import NormProblem
 
 
 class Exchange(NamedTuple):
-    """How members share moments. A team of one needs neither."""
+    """The memory through which the members of a team share moments. Both pointers are None for a team of one."""
 
     parts_ptr: Pointer
     counters_ptr: Pointer
@@ -29,26 +34,26 @@ class Exchange(NamedTuple):
 
 class TeamSplit(NamedTuple):
     members: Count  # programs that share the rows of a set
-    rows: Count  # of a member
+    rows: Count  # rows of a member
     blocks: Count  # blocks of columns for each o
-    m2_offset: Count  # elements from the means of the parts to their M2
-    columns: Length  # for each o
+    m2_offset: Count  # elements from the mean of a part to its M2
+    columns: Length  # columns (s, t) for each o
     teams: Count
-    units: Count  # of work: one o and one block of columns each
-    sets: Count  # whole sets of a block
-    width: Length  # columns of a block that belong to its sets
+    units: Count  # units of work: one o and one block of columns each
+    sets: Count  # sets of a block
+    width: Length  # columns of a block that hold its sets; the others are padding
 
 
 class TeamBlock(NamedTuple):
     i: int
     j: int
-    run: int  # the run, if it and the number of sets are powers of two; else 0
+    run: int  # the length of a run, if it and the number of sets of a block are powers of two; else 0
     sets: int  # the sets of a block, rounded up to a power of two
-    stages: int  # blocks in flight at a time
+    stages: int  # blocks whose loads are in flight at a time
 
 
 class TeamMode(NamedTuple):
-    members: int  # rounded up to a power of two
+    members: int  # members of a team, rounded up to a power of two
     resident: bool  # rows stay in registers; else they are read again
     wide: bool  # programs are numbered in 64 bits
     dense: bool  # columns are contiguous in x and in y
@@ -59,17 +64,14 @@ class TeamMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TeamLaunch(SharedSetLaunch):
-    """A unit of work is one o and one block of columns, which holds whole sets.
-
-    The members of a team share its rows.
-    """
+    """A launch of the team kernel. The members of a team share the rows of a unit of work."""
 
     name: ClassVar[str] = "team"
-    rows: int  # of a member
+    rows: int  # rows of a member
     blocks: int  # blocks of columns for each o
-    sets: int  # whole sets of a block
-    block_run: int  # the run, if it and `sets` are powers of two; else 0
-    stages: int  # blocks in flight at a time
+    sets: int  # sets of a block
+    block_run: int  # the length of a run, if it and `sets` are powers of two; else 0
+    stages: int  # blocks whose loads are in flight at a time
     resident: bool  # rows stay in registers; else they are read again
 
     @property

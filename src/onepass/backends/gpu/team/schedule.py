@@ -1,6 +1,10 @@
 """How the team family cuts a problem: which columns form a unit of work, and how many programs share its rows.
 
-A small model of the GPU gives the time of every candidate. The schedule is the fastest one, and its time is the cost.
+Memory is x[o, r, s, t]. A set is the elements of one o and s: `reps` runs of `run` contiguous elements. A unit of work is
+one o and a block of columns (s, t), which holds whole sets. A team of programs, its members, shares the rows r of a unit.
+
+A small model of the GPU gives the time of every candidate. The fastest candidate is the schedule, and its time is the
+cost.
 """
 
 from __future__ import annotations
@@ -18,22 +22,24 @@ from onepass.core.problem import NormProblem
 
 from .launch import TeamLaunch
 
-BLOCK = 8192  # elements of a block, where a program reads its rows block by block
+BLOCK = 8192  # elements of a block, if a program reads its rows twice, block by block
 
-WIDEST = 256  # columns of a block; for longer runs the row walk is as good
+WIDEST = 256  # the most columns of a block; for longer runs, the family `row_reread` is as good
 
-THREADS = 512  # of a program that reads its rows again
-RESIDENT_THREADS = 256  # of a program that keeps its rows: 255 registers per thread. Fewer threads leave more registers for the rows.
+THREADS = 512  # threads of a program that reads its rows twice
+RESIDENT_THREADS = 256  # threads of a program that keeps its rows in registers. With so few, each may have 255 registers
 
-RESIDENT_WIDTH = 64  # columns of a block that is kept. H200, 2026-11-15: 2x320x64x64 takes 14.8 us with 64, 19.3 us with 128
+# The most columns of a block that stays in registers. On an H200, 2026-11-15, 2x320x64x64 takes 14.8 us with 64 columns and
+# 19.3 us with 128.
+RESIDENT_WIDTH = 64
 
-# H200, 2026-11-16, 32 of 34 shapes: a team that reads rows again takes this many times as long as three launches, whose
-# many small programs hide latencies better.
+# A team that reads its rows twice takes about this many times as long as `tile_reread`, whose many small programs hide
+# latencies better. This fits 32 of 34 shapes, measured on an H200, 2026-11-16.
 REREAD = 2.0
 
 FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 
-SHARE_OF_L2 = 0.4  # of the L2 cache that x may fill and still be found there, because y passes through it too
+SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
 
 def team_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -47,27 +53,27 @@ def team_unsupported(problem: NormProblem, device: Device) -> list[str]:
     return []
 
 
-@lru_cache(256)  # the planner needs it for the cost and for the plan
+@lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def team_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TeamLaunch, ...]:
     return fastest(problem, device, invariant, _candidates, _time)
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
-    if device.kind == "cpu":  # Triton's interpreter runs only where `force` asks for it
+    if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
     (launch,) = team_launches(problem, device, invariant)
-    if invariant:  # the choice must not depend on the size of the batch
+    if invariant:  # then the choice of a family must not depend on the batch size
         return (_reads(problem, device, replace(launch, programs=launch.members)) + 1) / 2 / _rate(problem, launch) / 1e3
     return _time(problem, launch, device)
 
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLaunch]:
-    """Blocks of several widths, by teams of several sizes. Rows stay in registers if they fit."""
-    most = 1 if device.kind == "cpu" else device.sms  # the interpreter runs programs one after another
+    """Yield launches with blocks of several widths and teams of several sizes. Rows stay in registers if they fit."""
+    most = 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
     sizes = sorted({most // teams for teams in range(1, most + 1)})
     for sets in _sets_of_blocks(problem, w):
-        threads, per_thread = (RESIDENT_THREADS, 128) if device.prefetches else (THREADS, 32)  # AMD's compiler spills with more
-        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads, whose addresses take registers
+        threads, per_thread = (RESIDENT_THREADS, 128) if device.prefetches else (THREADS, 32)  # AMD's compiler spills beyond 32
+        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads: their addresses take registers
             per_thread //= 2
         block_j = power_of_two(sets * w.run)
         for size in sizes:
@@ -94,10 +100,10 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamL
 
 
 def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
-    """How many sets a block may have.
+    """Return the numbers of sets that a block may have, for the candidates.
 
-    For each width, the most with which every block begins at a multiple of 16 bytes, and the most of these that divide
-    the sets evenly. As many as fit if there are none.
+    For each width these are the largest number with which every block begins at a multiple of 16 bytes, and the largest
+    such number that divides the number of all sets. If there is none, as many sets as fit.
     """
     found = set()
     for block_j in (32, 64, 128, 256):
@@ -109,16 +115,16 @@ def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
 
 
 def _time(problem: NormProblem, launch: TeamLaunch, device: Device) -> float:
-    """Microseconds."""
+    """Return the modelled time of a launch, in microseconds."""
     rounds = ceil(launch.units / launch.teams)
     traffic = (_reads(problem, device, launch) + 1) / 2
-    elements = launch.rows * launch.sets * launch.walk.run  # of a unit, for a member
+    elements = launch.rows * launch.sets * launch.walk.run  # elements of a unit that a member has
     moved = traffic_time(problem, launch, device, rounds * elements)
     return LAUNCH_US + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
 
 
 def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
-    """How often x is read, counted in reads from memory."""
+    """Return how often x is read. A read from the L2 cache counts as FROM_L2 of a read from memory."""
     if launch.resident:
         return 1.0
     w = launch.walk
@@ -128,7 +134,10 @@ def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
 
 
 def _rate(problem: NormProblem, launch: TeamLaunch) -> float:
-    """The rate of copying chunks as wide as a block, as a fraction of the full rate."""
+    """Return the rate of copying rows as wide as a block, as a fraction of the full rate.
+
+    If rows are read twice, it is divided by REREAD.
+    """
     sets = launch.sets if launch.walk.dense else 1
     contiguous = sets == launch.walk.sets
     rate = copy_rate(FULL_RATE_WIDTH if contiguous else sets * launch.walk.run * problem.dtype.itemsize)

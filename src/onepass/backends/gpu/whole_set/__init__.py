@@ -1,1 +1,1 @@
-"""One set at a time, row after row, by one program or by a team."""
+"""The whole_set family: a program, or a team of programs, takes one set at a time and reads it row after row."""

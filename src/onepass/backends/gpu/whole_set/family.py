@@ -1,4 +1,4 @@
-"""The whole_set family."""
+"""The whole_set family as the planner sees it: why it cannot run a problem, its cost and its launches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""One set at a time: its elements in the order in which they lie in memory, row after row, one vector for each load.
+"""The whole_set kernel: a program, or a team of programs, takes one set at a time.
 
-All threads have work, however long a row is, and sums need not distinguish columns.
-The elements between the rows belong to other sets, whose programs read them at the same time. A team shares a set that
-is too large for one program.
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. Its rows r are runs of
+`run` contiguous elements. Threads load a set row after row, one vector of a few elements at a time. So all threads have
+work, however short a row is, and sums need not distinguish columns. The elements between the rows belong to other sets,
+whose programs read them at the same time. A set that is too large for one program is shared by a team: its members take
+some rows each. (2) and (3) are equations of docs/theory.md.
 """
 
 import triton
@@ -24,7 +26,7 @@ def whole_set_forward(
     io: Tensors, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: View, maps: Maps, split: WholeSetSplit,
     norm: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """`total` sets. `norm` is a Norm, `mode` a WholeSetMode."""
+    """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a WholeSetMode of whole_set/launch.py."""
     x_s, y_o, y_r, y_s = view.x_s, view.y_o, view.y_r, view.y_s
     if mode.dense:
         x_s, y_s = view.run, view.run
@@ -44,7 +46,8 @@ def whole_set_forward(
             r, t, inside = _vectors(n, start, end, mode)
             kept += (load(io, _offset(o, s, r, t, view.x_o, view.x_r, x_s, mode.int32_offsets), inside, ""),)
             sums += scaled_down(kept[n], DTYPE)
-        # (2). With `/`, the compiler would round the mean differently depending on whether the kernel stores it.
+        # The mean (2) of this member's rows. With `/` instead of `div_rn`, the compiler would round the mean differently,
+        # depending on whether the kernel stores it.
         own = scaled_up(tl.div_rn(tl.sum(sums), count), DTYPE)
         centered = ()
         sums = tl.zeros((mode.threads, mode.vector), tl.float32)
@@ -63,7 +66,7 @@ def whole_set_forward(
             tl.store(parts + split.m2_offset + member * view.sets + s, m2)
             wait_for_team(exchange.counters_ptr + team, member, split.members)
             mean, m2 = merge_members(parts, s, view, split.members, split.rows, split.m2_offset, norm.centered, 1, mode.members)
-            mean, m2 = tl.sum(mean), tl.sum(m2)  # from [1, 1] to scalars
+            mean, m2 = tl.sum(mean), tl.sum(m2)  # from the shape [1, 1] to scalars
         var = m2 / view.reps / view.run  # (3)
         rstd = inverse_deviation(var, eps)
         store_statistics(stats, set_, mean, rstd, var, member == 0)
@@ -79,7 +82,7 @@ def whole_set_forward(
 
 @triton.jit
 def _vectors(n, start, end, mode: tl.constexpr):
-    """r and t of the n-th vector of each thread, and whether it belongs to this member."""
+    """Return r and t of the n-th vector of each thread, and whether the vector lies in this member's rows."""
     vector = n * mode.threads + tl.arange(0, mode.threads)[:, None]
     r = start + vector // (mode.run // mode.vector)
     t = vector % (mode.run // mode.vector) * mode.vector + tl.arange(0, mode.vector)[None, :]

@@ -1,4 +1,8 @@
-"""The launch of the whole_set walk, and the arguments of its kernel."""
+"""The launch of the whole_set kernel, and the arguments of that kernel.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s: rows r of `run` contiguous elements each. A team of
+programs, its members, may share the rows of a set. A part is the moments (mean and M2) of a set in one member's rows.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,22 @@ from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.core.problem import NormProblem
 
-MAX_REGISTERS = 128  # per thread, if programs must run at the same time: a multiprocessor has enough for 512 threads
+MAX_REGISTERS = 128  # registers per thread, if programs must run at the same time: a multiprocessor has enough for 512 threads
 
 
 class WholeSetSplit(NamedTuple):
     members: Count  # programs that share a set
-    rows: Count  # of a member
-    m2_offset: Count  # elements from the means of the parts to their M2
+    rows: Count  # rows of a member
+    m2_offset: Count  # elements from the mean of a part to its M2
     teams: Count
 
 
 class WholeSetMode(NamedTuple):
     threads: int
-    vector: int  # elements that a thread reads at a time
-    vectors: int  # for each thread
+    vector: int  # elements that a thread loads at a time
+    vectors: int  # vectors of each thread
     run: int
-    members: int  # rounded up to a power of two
+    members: int  # programs that share a set, rounded up to a power of two
     dense: bool  # columns are contiguous in x and in y
     same_strides: bool  # x and y have the same strides
     int32_offsets: bool  # offsets into x and y fit in 32 bits
@@ -37,14 +41,14 @@ class WholeSetMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WholeSetLaunch(SharedSetLaunch):
-    """A unit of work is one set, which one program takes, or the members of a team share.
+    """A launch of the whole_set kernel. Each set belongs to one program, or to a team whose members share its rows.
 
-    block_i is the number of threads, block_j the elements of a vector, which a thread reads at a time.
+    block_i is the number of threads of a program. block_j is the number of elements that a thread loads at a time.
     """
 
     name: ClassVar[str] = "whole_set"
-    rows: int  # of a member
-    vectors: int  # for each thread
+    rows: int  # rows of a member
+    vectors: int  # vectors of each thread
 
     @property
     def units(self) -> int:

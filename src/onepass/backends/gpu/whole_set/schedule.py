@@ -1,4 +1,8 @@
-"""How the whole_set family cuts a problem: how many threads share a set, and how many programs."""
+"""How the whole_set family cuts a problem: how many programs share a set, and how many threads they have.
+
+Memory is x[o, r, s, t]. A set is the elements of one o and s: `reps` runs of `run` contiguous elements. A thread loads a
+run in vectors. The members of a team are programs that share a set.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +18,21 @@ from onepass.core.problem import NormProblem
 
 from .launch import WholeSetLaunch
 
-VECTOR_BYTES = 16  # a thread reads at most this much at a time
+VECTOR_BYTES = 16  # bytes that a thread loads at a time, at most
 
-MOST_VECTORS = 20  # for each thread; half as many if not all threads have the same number, because masks take registers
+MOST_VECTORS = 20  # the most vectors of a thread. In a team that needs masks it is half as many, because masks take registers
 
-PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements, to choose from; AMD's compiler spills with more
+PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements of a thread, to choose from. With more, AMD's compiler spills
 
-THREADS = 512  # on a multiprocessor, in one program or several: it has MAX_REGISTERS registers for each of them
+THREADS = 512  # threads of a multiprocessor, in one program or several: it has MAX_REGISTERS registers (launch.py) for each
 
-UNLIMITED = 2**20  # programs for each multiprocessor, where they need not run at the same time
+UNLIMITED = 2**20  # programs on each multiprocessor, if they need not run at the same time
 
-# H200, 2026-11-16, in microseconds, in the scale of the other families' costs.
-LAUNCH_US = 0.7  # less than the 3 of `tile`: 2x1280x8x8 takes 5.7 us, and 7.6 us by `tile`
+# Times in microseconds, from measurements on an H200, 2026-11-16, in the scale of the other families' costs.
+LAUNCH_US = 0.7  # for a launch: less than the 3.0 of `tile`, which takes 7.6 us for 2x1280x8x8, where this family takes 5.7 us
 ELEMENT = 0.02  # for each element of a thread
 MEMBER = 0.1  # for each member of a team
-ALONE = 1.2  # added if a multiprocessor has only one program, so it idles while that waits: 2x1280x32x32, teams of two or four
+ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
 
 def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -43,24 +47,24 @@ def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
     return []
 
 
-@lru_cache(256)  # the planner needs it for the cost and for the plan
+@lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def whole_set_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[WholeSetLaunch, ...]:
     return fastest(problem, device, invariant, _candidates, _time)
 
 
 def whole_set_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
-    if device.kind == "cpu":  # Triton's interpreter runs only where `force` asks for it
+    if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
     (launch,) = whole_set_launches(problem, device, invariant)
-    if invariant:  # the choice must not depend on the size of the batch
+    if invariant:  # then the choice of a family must not depend on the batch size
         return 1 / _rate(problem, launch) / 1e3
     return _time(problem, launch, device)
 
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[WholeSetLaunch]:
-    """Teams of several sizes, and threads with few elements or many."""
+    """Yield launches with teams of several sizes, and with few or many elements for each thread."""
     vector = min(w.run & -w.run, VECTOR_BYTES // problem.dtype.itemsize)
-    most = 1 if device.kind == "cpu" or device.no_team else device.sms  # the interpreter runs programs one after another
+    most = 1 if device.kind == "cpu" or device.no_team else device.sms  # interpreted programs run one by one
     choice = PER_THREAD if device.prefetches else PER_THREAD_ON_AMD
     for size in sorted({most // teams for teams in range(1, most + 1)}):
         rows = ceil(w.reps / size)
@@ -86,8 +90,8 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[Whole
 
 
 def _time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float:
-    """Microseconds."""
-    at_once = max(device.sms * (THREADS // launch.block_i) // launch.members, 1)  # teams
+    """Return the modelled time of a launch, in microseconds."""
+    at_once = max(device.sms * (THREADS // launch.block_i) // launch.members, 1)  # teams that can run at the same time
     rounds = ceil(launch.units / min(launch.teams, at_once))
     waits = round_time(launch, rounds) + (ALONE if launch.members > 1 and launch.programs_per_sm == 1 else 0.0)
     waits += MEMBER * launch.members
