@@ -1,1 +1,1 @@
-"""The kernels: torch operations, C for CPUs, Triton and Gluon for GPUs."""
+"""The kernel families: torch operations, C for CPUs, Triton and Gluon for GPUs."""

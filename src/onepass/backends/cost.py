@@ -1,4 +1,4 @@
-"""The cost of the CPU families and of the families made of torch operations."""
+"""Estimate the cost of the C family and of the families made of torch operations."""
 
 from __future__ import annotations
 
@@ -8,5 +8,8 @@ from onepass.core.problem import NormProblem
 
 
 def torch_cost(passes: float, problem: NormProblem, device: Device, direction: Direction) -> float:
-    """Microseconds to move `min_bytes` `passes` times, at 10 GB/s on a CPU and 3 TB/s on a GPU, plus 10 for each pass."""
+    """Return the estimated time, in microseconds, of `passes` passes over the tensors of a problem.
+
+    A pass takes 10 µs, plus the time to move `problem.min_bytes` at 10 GB/s on a CPU or 3 TB/s on a GPU.
+    """
     return 10 * passes + passes * problem.min_bytes(direction) / (1e4 if device.kind == "cpu" else 3e6)

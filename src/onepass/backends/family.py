@@ -1,8 +1,9 @@
-"""What a kernel family must offer, and the launchers it returns.
+"""The interface of kernel families, and of the launchers that they return.
 
-A family is an object with a name, reasons why it cannot run a problem, a cost, and functions that return launchers. A launcher is
-a function on tensors. It is prepared once for a problem and then runs every call of that kind. A new family subclasses `Family`
-and has one line in `planning/registry.py`.
+A *family* is one way to compute norms. It says which problems it cannot run, estimates costs, and returns launchers.
+A *launcher* is a function that runs the kernels on tensors. It is prepared once for a problem and used for all calls
+with that problem. *Host time* is the time that the Python code of a launcher takes.
+A new family subclasses `Family` and needs a line in planning/registry.py.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ Direction = Literal["forward", "backward"]
 FORWARD: Direction = "forward"
 BACKWARD: Direction = "backward"
 
-Launches = tuple[Any, ...]  # one object for each kernel launch; `str` of it is a line of `explain`
+Launches = tuple[Any, ...]  # one object for each kernel launch; `explain` prints its `str`
 
 
 class Forward(Protocol):
-    """Normalizes x. `mean` and `var` are given statistics, or None to compute them."""
+    """A launcher that normalizes x. `mean` and `var` are the statistics to use, or None to compute them."""
 
     def __call__(
         self,
@@ -40,70 +41,74 @@ class Forward(Protocol):
 
 
 class Backward(Protocol):
-    """Takes the gradient of y, the gradient that arrives at x + residual (or None), and what the forward saved.
+    """A launcher that computes gradients.
 
-    `needs` says which gradients to compute, in the order of `Needs`.
+    `dy` is the gradient of y. `dsum` is the gradient of the second output x + residual, or None. `needs` says which gradients to
+    compute, in the order of `Needs` in core/operands.py.
     """
 
     def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients: ...
 
 
 class Training(NamedTuple):
-    """A forward and backward with little host time, for calls whose only operands are x, weight and bias."""
+    """Two launchers with little host time, forward and backward, for calls whose only operands are x, weight and bias."""
 
-    forward: Callable[..., tuple[Tensor, Tensor]]  # (x, weight, bias) -> y, and mean and rstd in one tensor
-    backward: Callable[..., tuple[Tensor | None, ...]]  # (dy, x, weight, bias, statistics, needs) -> dx, dweight, dbias
-    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # splits that tensor into mean and rstd
-    stat_stride: tuple[int, ...]  # the strides of that tensor
+    forward: Callable[..., tuple[Tensor, Tensor]]  # (x, weight, bias) -> (y, statistics: mean and rstd in one tensor)
+    backward: Callable[..., tuple[Tensor | None, ...]]  # (dy, x, weight, bias, statistics, needs) -> (dx, dweight, dbias)
+    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # splits the statistics of `forward` into (mean, rstd)
+    stat_stride: tuple[int, ...]  # the strides of the tensor that holds mean and rstd
 
 
 class Family(Protocol):
-    """One way to compute norms: every problem for which `unsupported` returns no reason."""
+    """One way to compute norms. It can run every problem for which `unsupported` returns no reason."""
 
     name: str
-    summary: str  # what it does, in a few words for `explain`
-    adds_residual: bool = False  # the forward adds the residual; otherwise the dispatcher does, before it
-    checks_memory: bool = False  # `infer`, `track` and `train` raise if a tensor has no memory; otherwise the dispatcher checks
-    # The dispatcher stores a reason of `check_launchable` in this field of Device. The next plan sees it there.
+    summary: str  # what the family does, in a few words for `explain`
+    adds_residual: bool = False  # the forward launcher computes x + residual; else dispatch/ does so before
+    checks_memory: bool = False  # launchers of `infer`, `track`, `train` raise if a tensor has no memory; else dispatch/ checks
+    # A field of Device, such as "no_c". If `check_launchable` returns a reason, dispatch/ stores it there and plans again.
     disabled_by: str = ""
-    only_forced: bool = False  # the planner takes it only if `onepass.force` names it
+    only_forced: bool = False  # the planner chooses this family only if `onepass.force` names it
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        """Why this family cannot run the problem; empty if it can."""
+        """Return the reasons why this family cannot run the problem; an empty list if it can."""
         ...
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        """The expected time in microseconds. Only the order of the costs matters."""
+        """Return the expected time in microseconds. The planner only compares it with the times of other families."""
         ...
 
     def variant(self, problem: NormProblem) -> str:
-        """Which of its kernels the family uses, if it has several."""
+        """Return the name of the kernel that the family uses for this problem, or "" if it does not name its kernels."""
         return ""
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        """The kernel launches, as plain values. Tests can check and compile them without a GPU."""
+        """Return the kernel launches as plain values, which tests can check and compile without a GPU."""
         return ()
 
     def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
-        """Why the launches cannot run here, or "". This may compile kernels to find out."""
+        """Return why the launches cannot run on this device, or "" if they can. This may compile kernels to find out."""
         return ""
 
     def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
-        """The launcher of the forward. Without `statistics`, its result may lack mean, rstd and var."""
+        """Return the launcher of the forward. If `statistics` is False, its result may lack mean, rstd and var."""
         ...
 
     def backward(self, problem: NormProblem, launches: Launches) -> Backward:
-        """The launcher of the backward."""
+        """Return the launcher of the backward."""
         ...
 
     def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-        """A launcher (x, weight, bias, mean, var) -> y with less host time than `forward`, or None."""
+        """Return a launcher (x, weight, bias, mean, var) -> y with less host time than `forward`, or None if there is none."""
         return None
 
     def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-        """A launcher (x, weight, bias, running_mean, running_var, momentum) -> y that updates running statistics, or None."""
+        """Return a launcher that also updates running statistics in place, or None if there is none.
+
+        The launcher is (x, weight, bias, running_mean, running_var, momentum) -> y.
+        """
         return None
 
     def train(self, problem: NormProblem) -> Training | None:
-        """A forward and backward with less host time, or None."""
+        """Return launchers with less host time than `forward` and `backward`, or None if there are none."""
         return None

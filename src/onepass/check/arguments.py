@@ -1,4 +1,4 @@
-"""Checks of Python values: numbers, flags and shapes."""
+"""Check arguments that are plain Python values: numbers, flags and shapes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_bool(function: str, name: str, position: int, value: Any) -> None:
 
 
 def as_int(name: str, value: Any, place: str = "") -> int:
-    """The value as an int. Like torch, this accepts no bool. `place` replaces "argument 'name'" in the message."""
+    """Return the value as an int. A bool raises TypeError, as in torch. `place` replaces "argument 'name'" in the message."""
     try:
         if type(value) is not bool:
             return operator.index(value)
@@ -33,7 +33,7 @@ def as_int(name: str, value: Any, place: str = "") -> int:
 
 
 def as_float(function: str, name: str, position: int, value: Any) -> float:
-    """The value as a float. Like torch, this does not accept a Fraction."""
+    """Return the value as a float. A Fraction raises TypeError, as in torch."""
     if isinstance(value, (float, int, torch.SymFloat)):
         return value  # pyright: ignore[reportReturnType], a SymFloat stays symbolic
     scalar = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
@@ -46,7 +46,10 @@ def as_float(function: str, name: str, position: int, value: Any) -> float:
 
 
 def as_momentum(function: str, position: int, value: Any) -> Any:
-    """The value as a float. A tensor with one element stays a tensor: modules with a cumulative average pass one."""
+    """Return the momentum as a float, or as it is if it is a tensor with one element.
+
+    Modules with a cumulative average pass such a tensor.
+    """
     if value is None:
         raise TypeError(
             f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None means a cumulative "
@@ -56,7 +59,7 @@ def as_momentum(function: str, position: int, value: Any) -> Any:
 
 
 def as_shape(function: str, normalized_shape: Any) -> tuple[int, ...]:
-    """normalized_shape as a tuple of ints."""
+    """Return normalized_shape as a tuple of ints."""
     place = f"{function}(): argument 'normalized_shape' (position 2)"
     if isinstance(normalized_shape, (str, Tensor)):
         raise TypeError(f"{place} must be tuple of ints, not {type(normalized_shape).__name__}; got {normalized_shape!r}")

@@ -1,4 +1,4 @@
-"""Checks of the extras: activation, save, weight_offset, channel_dim, modulate and residual."""
+"""Check the arguments that torch's norms do not have: activation, save, weight_offset, channel_dim, modulate and residual."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .tensors import FLOATS, require_floating, require_same_device, require_tens
 
 
 def as_activation(name: str | None) -> str:
-    """The name that a NormSpec uses; "" for None."""
+    """Return the name that NormSpec uses for this activation; "" for None."""
     known = {"swish": "silu", **{name: name for name in ACTIVATIONS}}
     if name is None:
         return ""
@@ -26,7 +26,7 @@ def as_activation(name: str | None) -> str:
 
 
 def saves_output(save: str, activation: str | None) -> bool:
-    """Whether the forward saves y instead of x for the backward."""
+    """Return whether the forward saves its output y, instead of x, for the backward."""
     if not isinstance(save, str) or save not in ("x", "y"):
         raise ValueError(f'save={save!r} is unknown; expected "x", the input, or "y", the output: this tensor is saved for the backward')
     if save == "y" and activation is not None:
@@ -45,7 +45,7 @@ def check_weight_offset(weight: Tensor | None, offset: float) -> None:
 
 
 def as_channel_dim(x: Tensor, dim: int) -> int:
-    """1, or -1 if the channels are last."""
+    """Return 1 if `dim` is dimension 1 of x, or -1 if it is the last dimension. Raise for other dimensions."""
     found = as_int("channel_dim", dim)
     found = found + x.dim() if found < 0 else found
     if found == 1 or x.dim() < 2:
@@ -57,7 +57,7 @@ def as_channel_dim(x: Tensor, dim: int) -> int:
 
 
 def check_module_channel_dim(channel_dim: int) -> None:
-    """The channel_dim of a module, which does not know the shape of its input yet."""
+    """Raise unless the channel_dim of a module is 1 or -1. A module does not know the shape of its input yet."""
     if channel_dim not in (1, -1):
         raise ValueError(f"channel_dim={channel_dim} is neither 1, for (N, C, *), nor -1, for (N, *, C): move the channels of the input")
 
@@ -68,7 +68,7 @@ def require_constant_momentum(momentum: Any) -> None:
 
 
 def as_scale_and_shift(x: Tensor, modulate: Any, channel_dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """The two tensors of `modulate`, each (N, C) or None. `channel_dim` is the dimension of the channels in x."""
+    """Return (scale, shift) from `modulate`, each of shape (N, C) or None. `channel_dim` is the channel dimension of x."""
     if not isinstance(modulate, (tuple, list)) or len(modulate) != 2:
         got = f"{len(modulate)} values" if isinstance(modulate, (tuple, list)) else type(modulate).__name__
         raise TypeError(f"modulate must be a pair (scale, shift), got {got}: pass modulate=(scale, shift); either can be None")

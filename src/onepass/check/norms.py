@@ -1,4 +1,4 @@
-"""Checks of the tensors of each norm. The checks of the extras are in `extras`."""
+"""Check the tensors that are passed to each norm. extras.py checks the arguments that torch's norms do not have."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def check_layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None) ->
 
 
 def check_num_channels(x: Tensor, channels: int) -> None:
-    """The input of a LayerNorm2d module has the number of channels that the module expects."""
+    """Raise if the input of a LayerNorm2d module does not have the number of channels that the module expects."""
     if x.dim() == 4 and x.shape[1] != channels:
         raise RuntimeError(
             f"Given normalized_shape=[{channels}], expected input with {channels} channels, but got input of size{list(x.shape)}; "
@@ -111,7 +111,7 @@ def check_num_channels(x: Tensor, channels: int) -> None:
 
 
 def parameter_shape(granularity: str, normalized_shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape that weight and bias of a layer_norm have with this granularity."""
+    """Return the shape that weight and bias of layer_norm must have with this granularity."""
     if granularity not in GRANULARITIES:
         raise ValueError(f"granularity={granularity!r} is unknown; expected one of {', '.join(GRANULARITIES)}")
     return tuple(normalized_shape[: {"element": len(normalized_shape), "channel": 1, "global": 0}[granularity]])
@@ -218,7 +218,7 @@ def check_switchable_norm(
 
 
 def _require_last_dimensions(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
-    """The last dimensions of x are normalized_shape. `star` is torch's sign for the dimensions before them."""
+    """Raise unless the last dimensions of x are normalized_shape. torch's message writes `star` for those before them."""
     shape = list(normalized_shape)
     if not shape:
         raise RuntimeError(
@@ -235,7 +235,7 @@ def _require_last_dimensions(x: Tensor, normalized_shape: Sequence[int], star: s
 
 
 def _require_normalized_shape(normalized_shape: Sequence[int], *params: NameAndTensor) -> None:
-    """Weight and bias have the shape normalized_shape."""
+    """Raise unless all `params` that are not None have the shape normalized_shape."""
     for name, param in params:
         if param is not None and tuple(param.shape) != tuple(normalized_shape):
             raise RuntimeError(
@@ -245,7 +245,7 @@ def _require_normalized_shape(normalized_shape: Sequence[int], *params: NameAndT
 
 
 def _require_parameter_shape(granularity: str, normalized_shape: Sequence[int], *params: NameAndTensor) -> None:
-    """Weight and bias have the shape that belongs to granularity "channel" or "global"."""
+    """Raise unless weight and bias have the shape that the granularity, "channel" or "global", requires."""
     channel, expected = granularity == "channel", list(parameter_shape(granularity, normalized_shape))
     for name, param in params:
         if param is not None and not (list(param.shape) == expected or (not channel and list(param.shape) == [1])):

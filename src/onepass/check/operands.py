@@ -1,7 +1,7 @@
-"""Checks of all operands of a kernel against the problem that the kernel was planned for.
+"""Check all operands of a kernel against the problem that the kernel was planned for.
 
-A kernel computes addresses from the problem's sizes and checks nothing itself. `norms` and `extras` already check what
-users pass to a function, with better messages. The checks here also cover the operands of a registered op.
+Kernels compute addresses from the sizes in the problem and check nothing themselves. For calls of onepass.functional, norms.py
+and extras.py have already checked the arguments, with better messages. Direct calls of a registered op are checked only here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_forward(
     var: Tensor | None,
     extras: OptionalOperands,
 ) -> None:
-    """Check every operand of a forward against its problem."""
+    """Raise if an operand of a forward does not fit the problem."""
     _check_common(problem, x, weight, bias, extras)
     sets = prod(problem.stat_shape)
     _sized("mean", mean, sets, "one for each set")
@@ -43,7 +43,7 @@ def check_forward(
 
 
 def check_backward(problem: NormProblem, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> None:
-    """Check every operand of a backward against its problem."""
+    """Raise if an operand of a backward does not fit the problem."""
     x = saved.x
     _check_common(problem, x, saved.weight, saved.bias, saved.optional)
     sets = prod(problem.stat_shape)
@@ -61,7 +61,7 @@ def check_backward(problem: NormProblem, dy: Tensor, dsum: Tensor | None, saved:
 
 
 def check_sizes(spec: NormSpec) -> None:
-    """Check the axis sizes of a spec that a registered op received as plain numbers."""
+    """Raise if an axis size in the spec is below 1. Registered ops receive these sizes as plain numbers."""
     for name, size in spec.sizes:
         if size < 1:
             raise ValueError(f"sizes gives {name} = {size}, expected at least 1")
@@ -85,7 +85,7 @@ def _check_common(problem: NormProblem, x: Tensor, weight: Tensor | None, bias: 
 
 
 def _indexed(name: str, t: Tensor | None, map_: ParamMap | None, view: View | None, size: int) -> None:
-    """A parameter has as many elements as the spec says, and every index of the map is below that."""
+    """Raise unless the parameter has `size` elements and every index that the map yields is below `size`."""
     _sized(name, t, size, "as the spec says")
     if t is None or map_ is None or view is None:
         return

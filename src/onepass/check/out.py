@@ -1,4 +1,4 @@
-"""Checks of tensors that a call writes to: `out=`, and the tensors of layer_norm_out."""
+"""Check the tensors that a call writes to, for functions with `out=` and for layer_norm_out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def require_no_gradient(*operands: Tensor | None) -> None:
 
 
 def check_out(out: Any, x: Tensor, *others: Tensor | None) -> None:
-    """`out` is like x, and is either x itself or shares no memory with x and the `others`."""
+    """Raise unless the call can write its result, which has the shape, dtype and device of x, to `out`.
+
+    `out` must have the memory of x itself, or share no memory with x. It must share none with `others`.
+    """
     if not isinstance(out, Tensor):
         raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
     require_no_gradient(out, x, *others)
@@ -31,7 +34,7 @@ def check_out(out: Any, x: Tensor, *others: Tensor | None) -> None:
             f"{out.dtype} on {out.device}, layout {out.layout}; allocate it with torch.empty_like(input)"
         )
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or type(out) is not Tensor or out.is_meta:
-        return  # these tensors show no memory
+        return  # the addresses of these tensors cannot be read
     require_memory(("out",), (out,))
     if not _has_nested_strides(out):
         raise RuntimeError(
@@ -48,7 +51,10 @@ def check_out(out: Any, x: Tensor, *others: Tensor | None) -> None:
 
 
 def check_layer_norm_out(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Tensor | None, num_tokens: int, hidden_size: int) -> None:
-    """Everything layer_norm_out requires: contiguous tensors of the sizes given."""
+    """Raise unless the arguments of layer_norm_out fit together.
+
+    `out` and `x` must be contiguous with num_tokens·hidden_size elements, `gamma` and `beta` must have hidden_size elements.
+    """
     require_tensors(("gamma", gamma), ("beta", beta))
     for name, t in (("out", out), ("input", x)):
         if not isinstance(t, Tensor):
@@ -81,18 +87,21 @@ def check_layer_norm_out(out: Tensor, x: Tensor, gamma: Tensor | None, beta: Ten
 
 
 def _is_same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether each element of a is the same memory as that element of b. Their shapes are equal."""
+    """Return whether tensors of equal shape have each element at the same address."""
     # The stride of a dimension of size 1 does not matter.
     return a.data_ptr() == b.data_ptr() and all(n == 1 or s == t for n, s, t in zip(a.shape, a.stride(), b.stride()))
 
 
 def _strides_and_sizes(t: Tensor) -> list[tuple[int, int]]:
-    """(stride, size) of the dimensions with more than one element, in order of falling stride."""
+    """Return (stride, size) of each dimension with more than one element, largest stride first."""
     return sorted(((stride, n) for n, stride in zip(t.shape, t.stride()) if n > 1), reverse=True)
 
 
 def _has_nested_strides(t: Tensor) -> bool:
-    """Whether each stride is larger than the extent of all smaller ones. Then no two elements share memory."""
+    """Return whether each stride is larger than the distance that all smaller strides reach together.
+
+    Then no two elements share memory.
+    """
     extent = 0
     for stride, n in reversed(_strides_and_sizes(t)):
         if stride <= extent:
@@ -102,9 +111,10 @@ def _has_nested_strides(t: Tensor) -> bool:
 
 
 def _may_share_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors share an element.
+    """Return whether two tensors may share memory.
 
-    This is exact for tensors of equal dtype, sizes and strides. For others it compares their first and last address.
+    The answer is exact if both have the same dtype, sizes and strides, and the strides are nested (`_has_nested_strides`).
+    Otherwise the answer is True if the ranges between their first and last addresses overlap.
     """
     if not a.numel() or not b.numel() or type(b) not in (Tensor, torch.nn.Parameter) or b.device != a.device:
         return False
@@ -118,9 +128,9 @@ def _may_share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_reachable(distance: int, steps: list[tuple[int, int]]) -> bool:
-    """Whether `distance` is a sum of k·stride with |k| < n.
+    """Return whether `distance` is a sum of k·stride, one for each (stride, n) in `steps`, with integers |k| < n.
 
-    The strides are nested, so k is the quotient, rounded down or up.
+    The strides are nested, so k can only be distance/stride, rounded down or up.
     """
     if not steps:
         return distance == 0

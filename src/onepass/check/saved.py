@@ -1,7 +1,7 @@
-"""Checks of the tensors that autograd hands to a backward.
+"""Check the tensors that autograd hands to a backward.
 
-Users can change a saved tensor between forward and backward: Module.half(), an assignment to .data and hooks on saved
-tensors all do. A kernel was prepared for the tensors of the forward, so the backward compares them first.
+Users can change a saved tensor between forward and backward: by Module.half(), by assigning to .data, or by hooks on saved
+tensors. The kernel of a backward was prepared for the tensors that the forward saved, so changes must be found first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tensors import SCALAR
 Signature = tuple[torch.dtype, torch.Size, torch.device]
 
 
-# Whether a tensor is a batch of gradients, from `is_grads_batched=True`. That uses the vmap from before functorch.
+# Returns whether a tensor is a batch of gradients from `torch.autograd.grad(..., is_grads_batched=True)`.
 is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 SAVED_NAMES = ("input", *SavedTensors._fields[1:])
@@ -30,21 +30,21 @@ PLAIN_SAVED_NAMES = ("input", "weight", "bias", "statistics")  # for calls witho
 
 
 def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
-    """The properties that launchers rely on, besides the strides of x."""
+    """Return (dtype, shape, device) of each tensor, or None for None. Launchers rely on these and on the strides of x."""
     return [None if t is None else (t.dtype, t.shape, t.device) for t in tensors]
 
 
 def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
-    """The tensors that a backward unpacked, with the dtypes of the forward.
+    """Return the tensors that the forward saved. Raise if one has changed since then.
 
-    Raises if a tensor has changed in a way that torch rejects. `were` holds the signatures from the forward.
+    `were` holds the signatures from the forward. Norms without a mean on a CPU accept a changed dtype and convert it back.
     """
     found: list[Any] = []
     for name, t, was in zip(PLAIN_SAVED_NAMES if len(saved) == len(PLAIN_SAVED_NAMES) else SAVED_NAMES, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))
-            t = t.to(was[0])  # torch's rms_norm does this on a CPU; torch's other norms raise
+            t = t.to(was[0])  # torch's rms_norm converts on a CPU; torch's other norms raise
         elif now != was:
             raise RuntimeError(
                 f"{_converted(was, now)}{name} was {_in_words(was)} in the forward and is {_in_words(now)} in the backward: call "
@@ -55,7 +55,10 @@ def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Sign
 
 
 def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, device: torch.device) -> None:
-    """Check a gradient. torch's engine does that itself, but a user can call a node directly with any tensor."""
+    """Raise if a gradient does not have the shape, dtype and device of its output.
+
+    torch's autograd engine checks this, too. But a user can call an autograd node directly, with any tensor.
+    """
     if gradient is None or (gradient.shape == problem.shape and gradient.dtype is problem.dtype and gradient.device == device):
         return
     if is_gradient_batch(gradient):
@@ -65,7 +68,7 @@ def check_gradient(name: str, gradient: Tensor | None, problem: NormProblem, dev
 
 
 def _converted(was: Signature | None, now: Signature | None) -> str:
-    """torch's phrase if the dtype has changed, else ""."""
+    """Return torch's words for a changed dtype, or "" if the dtype has not changed."""
     if was is None or now is None or was[0] == now[0]:
         return ""
     return f"expected scalar type {SCALAR[was[0]]} but found {SCALAR.get(now[0], now[0])}; "

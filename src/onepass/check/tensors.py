@@ -1,4 +1,4 @@
-"""Properties of tensors that several norms require: dtype, device, size."""
+"""Check properties of tensors that several norms require: dtype, device and size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def require_tensors(*params: NameAndTensor) -> None:
 
 
 def require_floating(x: Tensor, kernel: str, name: str = "input") -> None:
-    """x is dense and has one of the four dtypes. `kernel` is the name that torch's message begins with."""
+    """Raise unless x is dense and its dtype is one of FLOATS. `kernel` is the name that torch's message begins with."""
     if x.layout != torch.strided:
         raise NotImplementedError(
             f'"{kernel}" not implemented for layout {x.layout}; expected a dense, strided input: convert it with input.to_dense(). '
@@ -54,7 +54,10 @@ def require_same_device(x: Tensor, *params: NameAndTensor) -> None:
 
 
 def require_device_and_dtype(x: Tensor, *params: NameAndTensor) -> None:
-    """All parameters are on x's device and share one dtype: that of x, or float32 if x is float16 or bfloat16."""
+    """Raise unless all parameters are on x's device and share one accepted dtype.
+
+    The dtype of x is accepted and, if x is float16 or bfloat16, also float32.
+    """
     require_same_device(x, *params)
     named = [(name, param) for name, param in params if param is not None]
     if not named or all(param.dtype == x.dtype for _, param in named):
@@ -86,7 +89,7 @@ def require_at_least_2d(x: Tensor) -> None:
 
 
 def check_channel_parameters(x: Tensor, channel_dim: int, *params: NameAndTensor) -> None:
-    """Everything batch_norm requires of tensors with one value per channel."""
+    """Raise unless batch_norm accepts the dtype of x, and the sizes, dtypes and devices of `params`, which are per channel."""
     require_tensors(*params)
     for named in params:
         require_one_per_channel(x, named, 1, channel_dim)
@@ -95,9 +98,9 @@ def check_channel_parameters(x: Tensor, channel_dim: int, *params: NameAndTensor
 
 
 def require_one_per_channel(x: Tensor, named: NameAndTensor, copies: int, channel_dim: int) -> None:
-    """The tensor has one value per channel.
+    """Raise unless the tensor has one value per channel.
 
-    torch's message counts each value `copies` times, because its instance_norm repeats them for each sample.
+    `copies` only affects the message: torch's instance_norm repeats the values for each sample, and its message counts them all.
     """
     name, param = named
     channels = x.shape[channel_dim] if x.dim() > 1 else 0
@@ -109,7 +112,7 @@ def require_one_per_channel(x: Tensor, named: NameAndTensor, copies: int, channe
 
 
 def require_more_than_one_value(sizes: Sequence[int], hint: str) -> None:
-    """`sizes` are those of (N, C, *), as torch's message prints them."""
+    """Raise if each channel has only one value. `sizes` is the shape in the order (N, C, *), which torch's message prints."""
     if sizes[0] * prod(sizes[2:]) == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {sizes}; {hint}")
 
@@ -123,7 +126,7 @@ def require_both_or_neither(*running: NameAndTensor) -> None:
 
 
 def require_updatable(x: Tensor, *running: NameAndTensor) -> None:
-    """A call can update these running statistics in place."""
+    """Raise unless a call can update these running statistics in place."""
     require_memory_if_shown(*zip(*running))
     for name, stat in running:
         if stat is None:
@@ -143,14 +146,15 @@ def require_updatable(x: Tensor, *running: NameAndTensor) -> None:
 
 
 def position_sizes(x: Tensor, channel_dim: int) -> Sequence[int]:
-    """The sizes of all dimensions except samples and channels."""
+    """Return the sizes of all dimensions of x except samples and channels."""
     return x.shape[2:] if channel_dim == 1 else x.shape[1:-1]
 
 
 def channel_dim_hint(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
-    """A hint for the message if the parameter fits the other place of the channels, else "".
+    """Return a hint for an error message if the channels of x seem to be in the other place, else "".
 
-    `channel_dim=None` means that the norm has no such argument.
+    They do if the parameter has the size of dimension 1 and not of the last, or the reverse. `channel_dim` is None for norms
+    without that argument.
     """
     if not isinstance(param, Tensor):
         return ""

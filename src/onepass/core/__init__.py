@@ -1,1 +1,1 @@
-"""What a norm is: axes, views of memory, operands, moments, the definition. It imports no other folder of onepass."""
+"""The definition of a norm: its axes, its view of memory, its operands and its formulas. Imports no other folder of onepass."""

@@ -1,4 +1,4 @@
-"""The activations in torch operations: the function, the function with out=, and its gradient."""
+"""Each activation as three torch functions: the plain function, the function with `out=`, and its gradient."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _aten = torch.ops.aten
 
 def _silu_gradient(dy: Tensor, z: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
-        return _aten.silu_backward(dy, z)  # one pass, which torch cannot differentiate
+        return _aten.silu_backward(dy, z)  # one kernel instead of several, but not differentiable
     sigmoid = torch.sigmoid(z)
     return dy * sigmoid * (1 + z * (1 - sigmoid))
 
 
 class Activation(NamedTuple):
     apply: Callable[[Tensor], Tensor]
-    into: Callable[..., Tensor]  # the same with out=
-    gradient: Callable[[Tensor, Tensor], Tensor]  # (dy, z) -> dz
+    into: Callable[..., Tensor]  # as `apply`, but writes to the tensor `out`
+    gradient: Callable[[Tensor, Tensor], Tensor]  # (dy, z) -> dz, for y = apply(z)
 
 
 _TANH: Any = {"approximate": "tanh"}

@@ -1,4 +1,8 @@
-"""The steps of a norm in torch operations, for any arrangement of x. The reference and the torch families share them."""
+"""The steps of a norm as torch operations on tensors that broadcast together.
+
+core/reference.py and the families of backends/torch_ops share these functions.
+Numbers in parentheses are equations of docs/theory.md.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +15,29 @@ from .activations import ACTIVATION_FUNCTIONS
 
 
 def normalize(x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
-    """x_hat = (x - mean)·rstd. (4)"""
+    """Return x_hat = (x - mean)·rstd, equation (4)."""
     return (x if mean is None else x - mean) * rstd
 
 
 def affine(x_hat: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """u = x_hat·weight + bias. (5)"""
+    """Return u = x_hat·weight + bias, equation (5)."""
     if weight is None:
         return x_hat if bias is None else x_hat + bias
     return x_hat * weight if bias is None else torch.addcmul(bias, x_hat, weight)
 
 
 def affine_inverse(u: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x_hat = (u - bias)/weight, the inverse of (5). NaN where the weight is zero, since u then says nothing about x_hat. (36)"""
+    """Return x_hat = (u - bias)/weight, equation (36).
+
+    Where the weight is zero, u does not depend on x_hat, and the result is NaN.
+    """
     u = u if bias is None else u - bias
-    # u/0 would be infinite where y was rounded away from the bias.
+    # Division by 0 would give infinity, not NaN, where rounding made u differ from the bias.
     return u if weight is None else u / weight.masked_fill(weight == 0, torch.nan)
 
 
 class PostAffine(NamedTuple):
-    """What follows the affine step: y = act(u·gain + shift), gain = 1 + scale. (31)"""
+    """The modulation and activation after the affine step: y = act(u·gain + shift) with gain = 1 + scale, equation (31)."""
 
     gain: Tensor | None
     shift: Tensor | None
@@ -41,9 +48,10 @@ class PostAffine(NamedTuple):
         return ACTIVATION_FUNCTIONS[self.activation].apply(z) if self.activation else z
 
     def into(self, y: Tensor, u: Tensor) -> None:
-        """Write the result to y, without gradients. It takes one pass less if y is contiguous and has u's dtype.
+        """Write act(u·gain + shift) to y, without gradients.
 
-        (torch 2.13's gelu does not write an `out` that is not contiguous.)
+        The activation writes directly to y if y is contiguous and has u's dtype; otherwise its result is copied.
+        (torch 2.13's gelu does not write to an `out` that is not contiguous.)
         """
         if self.activation and y.dtype == u.dtype and y.is_contiguous():
             ACTIVATION_FUNCTIONS[self.activation].into(affine(u, self.gain, self.shift), out=y)
@@ -51,17 +59,20 @@ class PostAffine(NamedTuple):
             y.copy_(self(u))
 
     def inverse(self, y: Tensor) -> Tensor:
-        """u from y, if there is no activation. (36)"""
+        """Return u = (y - shift)/gain, equation (36). There must be no activation."""
         return affine_inverse(y, self.gain, self.shift)
 
     def backward(self, dy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of z = u·gain + shift and of u. z is computed again from u. (32), (33)"""
+        """Return (dz, du), the gradients of z = u·gain + shift and of u, equations (32) and (33). z is computed again from u."""
         dz = ACTIVATION_FUNCTIONS[self.activation].gradient(dy, affine(u, self.gain, self.shift)) if self.activation else dy
         return dz, affine(dz, self.gain, None)
 
 
 def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, c2: Tensor | None) -> Tensor:
-    """dx = (wdy - c1 - x_hat·c2)·rstd; c1 is None without a mean, both are None if the statistics were given. (8), (9)"""
+    """Return dx = (wdy - c1 - x_hat·c2)·rstd, equation (8). `wdy` is the gradient of x_hat.
+
+    c1 is None for norms without a mean. If the statistics were given, c1 and c2 are None, and dx = wdy·rstd, equation (9).
+    """
     if c2 is None:
         return wdy * rstd
     return torch.addcmul(wdy if c1 is None else wdy - c1, x_hat, c2, value=-1) * rstd

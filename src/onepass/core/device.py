@@ -1,4 +1,7 @@
-"""What planning and backends know about the hardware. Only this file queries it."""
+"""Properties of the hardware that planning and backends use. No other file queries the hardware for them.
+
+A *program* is one instance of a Triton kernel, which CUDA calls a thread block.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from importlib.util import find_spec
 
 import torch
 
-# Triton 3.9 for gfx942 lets a program announce its moments before the stores of all its waves have arrived.
+# With Triton 3.9 on gfx942 (MI300X), a program can signal that its results are ready before all of its waves have stored them.
 NO_TEAM_ON_AMD = "programs that wait for one another were not proved on AMD GPUs"
 
 
@@ -19,20 +22,20 @@ NO_RING = "it is written for Hopper, GPUs of compute capability 9.0"
 
 @dataclass(frozen=True)
 class Device:
-    """A device as plain values. So `plan` is pure, and tests can plan for hardware that is not present."""
+    """The properties of a device as plain values, so that tests can plan for hardware that is not present."""
 
     kind: str  # torch's device type: "cpu", "cuda", ...
     name: str = ""
-    sms: int = 0  # multiprocessors, or compute units
-    warp: int = 32  # threads of a warp, or of a wave
-    shared: int = 0  # bytes of shared memory that a program may have
-    prefetches: bool = False  # loads can be asynchronous, into shared memory
-    chains: bool = False  # supports programmatic dependent launch
-    no_triton: str = "Triton kernels need a GPU"  # why they cannot run, or ""
+    sms: int = 0  # number of multiprocessors; on AMD, compute units
+    warp: int = 32  # threads in a warp; on AMD, in a wave
+    shared: int = 0  # bytes of shared memory that one program may use
+    prefetches: bool = False  # can load asynchronously into shared memory
+    chains: bool = False  # a kernel may start before the previous one ends (programmatic dependent launch)
+    no_triton: str = "Triton kernels need a GPU"  # why Triton kernels cannot run, or ""
     no_team: str = ""  # why programs that wait for one another cannot run, or ""
-    l2: int = 0  # bytes of the cache that all programs share
-    no_ring: str = NO_RING  # why the kernel for Hopper cannot run, or ""
-    no_c: str = "C kernels are for the CPU"  # why they cannot run, or ""
+    l2: int = 0  # bytes of the level-2 cache, which all programs share
+    no_ring: str = NO_RING  # why the family `ring`, written for Hopper GPUs, cannot run, or ""
+    no_c: str = "C kernels are for the CPU"  # why C kernels cannot run, or ""
 
 
 KNOWN_DEVICES = {
@@ -41,13 +44,13 @@ KNOWN_DEVICES = {
     "b200": Device("cuda", "B200", 148, 32, 232448, True, True, "", "", 126 * 2**20),
     "mi300x": Device("cuda", "MI300X", 304, 64, 65536, False, False, "", NO_TEAM_ON_AMD, 256 * 2**20),
     "rx7900": Device("cuda", "RX 7900", 96, 32, 65536, False, False, "", NO_TEAM_ON_AMD, 6 * 2**20),
-}  # plans can be made for them, and kernels compiled, without one
+}  # onepass can plan and compile for these GPUs without having one
 
 
 class Process:
-    """What has happened to this process since onepass was imported."""
+    """The state of this process."""
 
-    forked = False  # True in a forked child, which has one thread
+    forked = False  # True in a child forked after onepass was imported; such a child has one thread
 
 
 def _fork() -> None:
@@ -60,12 +63,12 @@ if hasattr(os, "register_at_fork"):
 
 @cache
 def describe(device: torch.device) -> Device:
-    """The Device a tensor lives on.
+    """Return the properties of a torch device.
 
     Example: `describe(torch.device("cpu")).kind` is `"cpu"`.
     """
     missing = "" if find_spec("triton") else "Triton is not installed"
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # for tests: programs run one by one on the CPU
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # for tests: Triton's interpreter runs on the CPU
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         shared = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
@@ -86,20 +89,23 @@ def describe(device: torch.device) -> Device:
 
 
 def _no_c() -> str:
-    """Why C kernels are not even compiled (ONEPASS_CPU=off), or ""."""
+    """Return the reason "ONEPASS_CPU=off" if the environment turns C kernels off, otherwise ""."""
     value = os.environ.get("ONEPASS_CPU", "")
-    if value not in ("", "off", "c", "native"):  # native: the older name of c
+    if value not in ("", "off", "c", "native"):  # native is the old name of c
         raise ValueError(f"ONEPASS_CPU={value!r}, expected off, c, or nothing")
     return "ONEPASS_CPU=off" if value == "off" else ""
 
 
 def _no_team(device: torch.device, nvidia: bool) -> str:
-    """Why the driver cannot guarantee that all programs of a launch run at the same time, or ""."""
+    """Return why programs that wait for one another cannot run on this GPU, or "" if they can.
+
+    They need a driver that guarantees that all programs of a launch run at the same time (cooperative launch).
+    """
     if not nvidia:
         return NO_TEAM_ON_AMD
     can, number = ctypes.c_int(0), torch.cuda.current_device() if device.index is None else device.index
     try:
-        failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # cooperative launch
+        failed = ctypes.CDLL("libcuda.so.1").cuDeviceGetAttribute(ctypes.byref(can), 95, number)  # 95: COOPERATIVE_LAUNCH
     except (OSError, AttributeError):
         return "libcuda.so.1 was not found, so it is unknown whether programs can run at the same time"
     return "" if can.value and not failed else "the driver cannot promise that programs run at the same time (cooperative launch)"

@@ -1,7 +1,8 @@
-"""Whether there is memory behind a tensor.
+"""Check that tensors have memory.
 
-torch's own elementwise operations crash the process if the storage of a tensor was freed. So every tensor is checked before it reaches
-one. `dispatch` checks its operands. Minimal launchers need the addresses anyway, and compare them with LOWEST themselves.
+torch's elementwise operations crash the process if the storage of a tensor was freed. So every tensor is checked before such an
+operation reads it. Most checks are in dispatch/. The fastest launchers of the C and GPU backends read the addresses anyway, so
+they compare them with LOWEST themselves.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-LOWEST = 1 << 40  # a lower address may be an offset into storage that does not exist; `require_memory` decides
+LOWEST = 1 << 40  # a tensor at a lower address may have no memory; `require_memory` checks it
 
 
 class NoMemory(RuntimeError):
-    """A tensor with elements has no memory."""
+    """Raised if a tensor has elements but no memory."""
 
 
 class ZeroTensor(NoMemory):
-    """An operand is one of torch's zero tensors, which have no memory. The dispatcher allocates them for registered ops."""
+    """Raised if a tensor is one of torch's zero tensors, which have no memory.
+
+    Registered ops accept zero tensors, because torch's dispatcher allocates their memory before the call.
+    """
 
 
 def require_memory(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Raise if a tensor has elements but no memory, as torch's norms do.
+    """Raise `NoMemory` if a tensor has elements but no memory. torch's norms raise in this case, too.
 
     Example: `require_memory(("input", "weight"), (x, weight))`
     """
@@ -45,7 +49,10 @@ def _require(name: str, t: Tensor) -> None:
 
 
 def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """As `require_memory`, for tensors that torch's own operations will read. Those accept zero tensors and subclasses."""
+    """Raise `NoMemory` as `require_memory` does, but skip zero tensors, subclasses and tensors without an address.
+
+    This is for tensors that only torch's own operations read, since these operations accept what is skipped.
+    """
     if is_dynamo_compiling():
         return  # tensors have no memory while dynamo traces
     for name, t in zip(names, tensors):
@@ -58,4 +65,4 @@ def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | Non
         except NoMemory:
             raise
         except RuntimeError:
-            pass  # a tensor of functorch or vmap has no address
+            pass  # functorch's wrapper tensors have no address

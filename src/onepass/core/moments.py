@@ -1,6 +1,7 @@
-"""The moments of a set of elements, (count, mean, M2): how they are computed and merged.
+"""Compute and merge the moments of sets: (count, mean, M2). A *set* is the elements that share one mean and variance.
 
-If a norm is not centered, `mean` is None and M2 is the sum of squares. Equations cite docs/theory.md.
+M2 is the sum of squared differences from the mean. If a norm is not centered, `mean` is None and M2 is the sum of squares.
+Numbers in parentheses are equations of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -25,20 +26,26 @@ class Moments:
 
     @property
     def center(self) -> Tensor | None:
-        """The mean to subtract. It is 0 where x - mean could overflow, since rstd is 0 there. (44)"""
+        """The mean to subtract from x, or None for norms without a mean.
+
+        It is 0 where x - mean could overflow. There rstd is 0, equation (44), and infinity times 0 would be NaN.
+        """
         if self.mean is None:
             return None
         large = 2.0**-25 * torch.finfo(self.mean.dtype).max
         return self.mean.masked_fill((self.m2 == torch.inf) & (self.mean.abs() > large), 0.0)
 
 
-PIECE = 1 << 14  # elements; torch sums 2·PIECE elements with several threads, and their number changes the last bits
+PIECE = 1 << 14  # elements summed at once; torch sums 2·PIECE or more with several threads, whose number changes the last bits
 
 
 def total(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """The sum over `dims`, which keep size 1. Outer dimensions come first, so that each sum runs along contiguous memory."""
+    """Return the sum over `dims`, which keep size 1.
+
+    The dimensions are summed one by one. List the outer ones first, so that each sum runs along contiguous memory.
+    """
     for dim in dims:
-        if x.shape[dim] == x.numel() > PIECE:  # all elements are summed to one number
+        if x.shape[dim] == x.numel() > PIECE:  # one sum of all elements, which torch would split among threads
             x = torch.cat([piece.sum(dim, keepdim=True) for piece in x.split(PIECE, dim)], dim)
         if x.shape[dim] != 1:
             x = x.sum(dim, keepdim=True)
@@ -49,18 +56,18 @@ def average(x: Tensor, dims: Sequence[int]) -> Tensor:
     return total(x, dims) / prod([x.shape[dim] for dim in dims])
 
 
-Spread = Callable[[Tensor, Tensor], Tensor]  # expands a statistic to the shape in which it is subtracted from x
+Spread = Callable[[Tensor, Tensor], Tensor]  # (statistic, x) -> the statistic, expanded so that x - statistic is fast
 
 
-DOWN = 2.0**-40  # scales elements before they are summed, so that sums do not overflow. A power of two changes no digit.
+DOWN = 2.0**-40  # factor for elements before they are summed, against overflow; a power of two changes no digit
 
 
 def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat) -> Tensor:
-    """The mean over `dims`. It is exact if all elements are equal, and finite for every finite x. (43)"""
+    """Return the mean over `dims`, by equation (43). It is exact if all elements are equal, and finite if x is."""
     count = prod([x.shape[dim] for dim in dims])
     if not count:
         return average(x, dims)
-    first = x.detach()  # the mean depends on it only through rounding
+    first = x.detach()  # needs no gradient: apart from rounding, the mean does not depend on `first`
     for dim in dims:
         first = first.narrow(dim, 0, 1)
     away = torch.add(spread(first * -DOWN, x), x, alpha=DOWN)
@@ -68,14 +75,17 @@ def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat
 
 
 def moments(x: Tensor, dims: Sequence[int], centered: bool = True, spread: Spread = lambda stat, x: stat) -> Moments:
-    """Two passes over x: the mean, then the sum of squared differences. (2), (3)"""
+    """Return the moments over `dims`. Two passes over x compute the mean (2), then the sum of squared differences (3)."""
     count = prod([x.shape[dim] for dim in dims])
     mean = middle(x, dims, spread) if centered else None
     return Moments(count, mean, total((x if mean is None else x - spread(mean, x)).square(), dims))
 
 
 def inverse_deviation(var: Tensor, eps: float) -> Tensor:
-    """rstd from a computed variance, (4). Without eps, a constant set gets 0 as in torch, so that x_hat is 0 and not 0/0. (44)"""
+    """Return rstd = 1/sqrt(var + eps), equation (4), for a variance that was computed, not given.
+
+    If eps is 0, the rstd of a constant set is 0, equation (44). Then x_hat is 0, as in torch's batch_norm, and not 0/0.
+    """
     if eps:
         return torch.rsqrt(var + eps)
     constant = var < torch.finfo(var.dtype).tiny
@@ -83,7 +93,7 @@ def inverse_deviation(var: Tensor, eps: float) -> Tensor:
 
 
 def merge_pair(p: Moments, q: Moments) -> Moments:
-    """The moments of the union of two disjoint sets, after Chan, Golub and LeVeque. (14), (15)"""
+    """Return the moments of the union of two disjoint sets, by equations (14) and (15) of Chan, Golub and LeVeque."""
     count = p.count + q.count
     if p.mean is None or q.mean is None:
         return Moments(count, None, p.m2 + q.m2)
@@ -93,7 +103,7 @@ def merge_pair(p: Moments, q: Moments) -> Moments:
 
 
 def merge_along(p: Moments, dims: Sequence[int]) -> Moments:
-    """Merge sets of equal size along `dims`, all at once. (14), (15)"""
+    """Return the moments of the union of all sets along `dims`, by equations (14) and (15). The sets must have equal counts."""
     if not dims:
         return p
     assert p.mean is not None

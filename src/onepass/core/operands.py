@@ -1,4 +1,7 @@
-"""What goes into a kernel and what comes out of it, beside x, weight and bias."""
+"""The tuples of tensors that forward and backward take and return.
+
+A *set* is the elements that share one mean and variance. A *mix* of norms uses weighted means of their statistics.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from torch import Tensor
 
 
 class OptionalOperands(NamedTuple):
-    """The operands of a forward that few calls have, beside x, weight, bias and given statistics."""
+    """The rarely used operands of a forward: all except x, weight, bias and given statistics."""
 
     residual: Tensor | None = None  # added to x first
-    scale: Tensor | None = None  # modulation: u·(1 + scale) + shift after the affine step
+    scale: Tensor | None = None  # modulation: the result u of the affine step becomes u·(1 + scale) + shift
     shift: Tensor | None = None
-    mean_weight: Tensor | None = None  # for a mix: one weight per norm; they sum to one
+    mean_weight: Tensor | None = None  # for a mix: one weight per norm, for its mean; the weights sum to one
     var_weight: Tensor | None = None
-    running_mean: Tensor | None = None  # for a mix: given statistics of its last norm
+    running_mean: Tensor | None = None  # for a mix: the statistics of its last norm, if they are given
     running_var: Tensor | None = None
 
 
@@ -23,9 +26,10 @@ NO_OPTIONAL = OptionalOperands()
 
 
 class Result(NamedTuple):
-    """What a forward returns. Statistics have one value per set, in the accumulator's dtype; what was not computed is None.
+    """The tensors that a forward returns. Those that were not computed are None.
 
-    `mean` and `var` belong to each set itself. `rstd` is the one that was applied: for a mix of norms, the mixed one.
+    Statistics have one value per set, in the dtype of sums (float32, or float64 for float64). `mean` and `var` are those of the
+    set itself. `rstd` is the one that was applied, which a mix of norms computes from the mixed variance.
     """
 
     y: Tensor
@@ -36,9 +40,9 @@ class Result(NamedTuple):
 
 
 class SavedTensors(NamedTuple):
-    """What a forward keeps for its backward."""
+    """The tensors that a forward saves for its backward."""
 
-    x: Tensor  # what was normalized: x, or x + residual; y if the spec says `from_y`
+    x: Tensor  # the tensor that was normalized, x or x + residual; y if `from_y` of the NormSpec is set
     weight: Tensor | None
     bias: Tensor | None
     mean: Tensor | None
@@ -53,12 +57,12 @@ class SavedTensors(NamedTuple):
 
     @property
     def optional(self) -> OptionalOperands:
-        """The optional operands of the forward. The residual is part of x."""
+        """The optional operands of the forward. The residual is None, since the saved x already includes it."""
         return OptionalOperands(None, *self[6:])
 
 
 class Gradients(NamedTuple):
-    """What a backward returns; None where it was not needed. With a residual, `dx` is the gradient of the sum."""
+    """The gradients that a backward returns. Those not needed are None. With a residual, `dx` is the gradient of x + residual."""
 
     dx: Tensor | None = None
     dweight: Tensor | None = None
@@ -70,7 +74,7 @@ class Gradients(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Which of the Gradients are wanted."""
+    """Whether each field of `Gradients` is needed."""
 
     x: bool = False
     weight: bool = False

@@ -1,6 +1,6 @@
-"""A norm bound to memory: x seen as four axes, and which parameter belongs to which element.
+"""Bind a norm to tensors: `bind` turns a NormSpec and tensors into a NormProblem, which describes the memory of x.
 
-`bind` reads shapes, strides and dtypes, but no data. `view.py` finds the four axes.
+Only shapes, strides and dtypes are read, no data. view.py finds the four-axis view, x[outer, reps, sets, run].
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .view import ParamMap, View, dense_stride, find_view, stat_stride
 
 @dataclass(frozen=True)
 class NormProblem:
-    """A spec bound to tensors. Two calls with equal problems run the same plan.
+    """A NormSpec with the shapes, strides and dtypes of a call. Calls with equal problems run the same plan.
 
-    With a residual, the sum is normalized: shape, dtype, strides and views are the sum's.
+    With a residual, x + residual is normalized. Then shape, dtype, strides and views are those of the sum.
     """
 
     spec: NormSpec
@@ -28,21 +28,21 @@ class NormProblem:
     dtype: torch.dtype
     weight: torch.dtype | None
     bias: torch.dtype | None
-    given: bool  # mean and variance are operands, not computed: evaluation mode
-    last_given: bool  # the same for the last norm of a mix
-    track: bool  # the result must have the variance, for running statistics
-    x: View | None  # None: this memory has no four-axis view
+    given: bool  # mean and variance are operands and not computed, as in evaluation mode
+    last_given: bool  # in a mix of norms, the statistics of the last norm are operands
+    track: bool  # the forward must return the variance, to update running statistics
+    x: View | None  # None if the memory of x has no four-axis view
     y: View | None
     stride: tuple[int, ...]  # of x
-    y_stride: tuple[int, ...]  # of y and dx: dense, in the order of x's memory
+    y_stride: tuple[int, ...]  # of y and dx: dense, with dimensions in the order of x's memory
     param: ParamMap | None
-    stat_shape: tuple[int, ...]  # of mean and rstd: the kept axes, in logical order
-    stat_stride: tuple[int, ...]  # dense, in the order of x's memory
-    copied: str  # why x must be copied to have this view, or ""
+    stat_shape: tuple[int, ...]  # of mean and rstd: the sizes of the axes that are not reduced, in the order of the spec
+    stat_stride: tuple[int, ...]  # of mean and rstd: dense, with axes in the order of x's memory
+    copied: str  # why x must be copied before it has the view `x`, or ""
     scale: torch.dtype | None
     shift: torch.dtype | None
     modulation: ParamMap | None  # which scale and shift an element uses
-    addends: tuple[torch.dtype, torch.dtype] | None  # of x and residual
+    addends: tuple[torch.dtype, torch.dtype] | None  # the dtypes of x and residual; None without a residual
 
     @property
     def acc(self) -> torch.dtype:
@@ -65,29 +65,33 @@ class NormProblem:
 
     @property
     def why_no_view(self) -> str:
-        """Why x has no view of four axes, for families that need one."""
+        """The reason why x has no four-axis view. Kernel families that need one report it."""
         return "x has no elements" if 0 in self.shape else f"no four-axis view of strides {self.stride}"
 
     def for_direction(self, direction: str) -> NormProblem:
-        """The problem to plan for a direction. In a backward that gets y instead of x, x has the memory layout of y."""
+        """Return the problem to plan for "forward" or "backward".
+
+        With `from_y`, the backward reads y instead of x, so its problem has y's strides and view for x.
+        """
         if direction == "forward" or not self.from_y:
             return self
         return replace(self, x=self.y, stride=self.y_stride, copied="")
 
     @property
     def param_size(self) -> int:
-        """How many elements weight and bias have."""
+        """The number of elements of the weight, which is also that of the bias."""
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.param)
 
     @property
     def modulation_size(self) -> int:
-        """How many elements scale and shift have."""
+        """The number of elements of the scale, which is also that of the shift."""
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
 
     def min_bytes(self, direction: str) -> int:
-        """The bytes that every kernel must move: x read and y written, or x and dy read and dx written, and each parameter once.
+        """Return the number of bytes that every kernel must at least read and write.
 
-        With a residual both addends are read and the sum is written too; its backward reads the sum, and the gradient that arrives there.
+        A forward reads x and writes y. A backward reads x and dy and writes dx. Both read each parameter once.
+        With a residual, the forward also reads the residual and writes the sum, and the backward also reads the sum's gradient.
         """
         params = sum(dtype.itemsize for dtype in (self.weight, self.bias) if dtype) * self.param_size
         params += sum(dtype.itemsize for dtype in (self.scale, self.shift) if dtype) * self.modulation_size
@@ -110,14 +114,14 @@ def bind(
     track: bool = False,
     optional: OptionalOperands = NO_OPTIONAL,
 ) -> NormProblem:
-    """Bind a spec to tensors.
+    """Return the NormProblem of a spec and tensors.
 
     Example: `bind(norms.group_norm(32), torch.empty(2, 320, 8, 8)).x` is `View(outer=64, reps=1, sets=1, run=640, ...)`.
     """
     addends = None
     if optional.residual is not None:
         addends = x.dtype, optional.residual.dtype
-        # The sum: dense, in the order of x's memory.
+        # From here on x is the sum, which is dense, with dimensions in the order of x's memory.
         x = torch.empty_like(x, dtype=torch.promote_types(x.dtype, optional.residual.dtype), device="meta")
     shape, stride, y_stride = tuple(x.shape), x.stride(), dense_stride(x)
     axes = spec.factor(shape)
@@ -150,11 +154,14 @@ def bind(
 
 
 def bind_backward(spec: NormSpec, dsum: Tensor | None, saved: SavedTensors, given: bool) -> NormProblem:
-    """Bind a spec to what a backward gets. If there is a gradient of the sum, x is the sum, which is dense."""
+    """Return the NormProblem of a backward. If `dsum` is given, the saved x is the dense sum x + residual."""
     problem = bind(spec, saved.x, saved.weight, saved.bias, given, optional=saved.optional)
     return problem if dsum is None else replace(problem, addends=(saved.x.dtype, dsum.dtype))
 
 
 def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:
-    """x, or with a residual a tensor with the shape and dtype of the sum. It has no memory of its own."""
+    """Return x, or with a residual a placeholder with the shape, dtype and device of x + residual.
+
+    The placeholder is one uninitialized element, expanded to that shape.
+    """
     return x if residual is None else x.new_empty((), dtype=torch.promote_types(x.dtype, residual.dtype)).expand(x.shape)

@@ -1,7 +1,9 @@
-"""The definition in plain PyTorch, on the logical axes of a spec.
+"""All norms in plain PyTorch, computed by definition on the axes that a spec names.
 
-Every step can be differentiated any number of times, by functorch and forward-mode AD too. So this is the oracle, the double
-backward, the route of functorch transforms, and the fallback if memory has no view of four axes. Equations cite docs/theory.md.
+Every step can be differentiated any number of times, also by functorch and by forward-mode automatic differentiation. So this
+code serves as the oracle of tests, for double backward, for functorch transforms, and for memory without a four-axis view.
+
+A *set* is the elements that share one mean and variance. Numbers in parentheses are equations of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ from .spec import NormSpec
 
 
 class _Stored:
-    """A parameter with some of the axes of x. It can be expanded to all axes, and its gradient summed back."""
+    """How a parameter that varies along some axes of x is stored.
+
+    `spread` reshapes the parameter so that it broadcasts with x. `sum` computes its gradient.
+    """
 
     def __init__(self, sizes: list[int], strides: list[int], acc: torch.dtype) -> None:
         self.acc = acc
         self.shape = [size if stride else 1 for size, stride in zip(sizes, strides)]
-        self.shared = [i for i, stride in enumerate(strides) if not stride]  # along these, elements share a parameter
+        self.shared = [i for i, stride in enumerate(strides) if not stride]  # the axes along which elements share a parameter
         varying = [i for i, stride in enumerate(strides) if stride]
-        stored = sorted(varying, key=lambda i: -strides[i])  # the order in which it is stored
+        stored = sorted(varying, key=lambda i: -strides[i])  # the varying axes, in the order in which the parameter stores them
         self.stored_shape = [sizes[i] for i in stored]
         self.from_stored = [stored.index(i) for i in varying]
         self.to_stored = [varying.index(i) for i in stored]
@@ -40,13 +45,13 @@ class _Stored:
         return param.reshape(self.stored_shape).permute(self.from_stored).reshape(self.shape)
 
     def sum(self, terms: Tensor, like: Tensor) -> Tensor:
-        """Sum over the elements that share a parameter."""
+        """Sum `terms` over the elements that share a parameter. The result has the shape and dtype of `like`."""
         total = terms.sum(self.shared) if self.shared else terms
         return total.permute(self.to_stored).reshape(like.shape).to(like.dtype)
 
 
 class Axes:
-    """x with one dimension per axis of the spec."""
+    """Shapes with one dimension per axis of the spec, and methods that reshape the tensors of a call to them."""
 
     def __init__(self, spec: NormSpec, x: Tensor) -> None:
         axes = spec.factor(x.shape)
@@ -78,7 +83,10 @@ class Axes:
 
 
 def _statistics(axes: Axes, x: Tensor, operands: MixOperands) -> tuple[Moments, Tensor | None, Tensor, MixedStatistics | None]:
-    """The moments of the sets, the mean and variance to apply, and the mix of norms, if any. x has one dimension per axis."""
+    """Return (moments of the sets, mean to apply, variance to apply, MixedStatistics or None).
+
+    x has one dimension per axis of the spec.
+    """
     taken = moments(x, axes.dims, axes.spec.centered)
     if not axes.spec.mix:
         return taken, taken.center, taken.var, None
@@ -97,7 +105,7 @@ def forward(
     var: Tensor | None = None,
     optional: OptionalOperands = NO_OPTIONAL,
 ) -> Result:
-    """Normalize x, by `mean` and `var` if they are given.
+    """Normalize x with `mean` and `var` if they are given, otherwise with its own statistics.
 
     Example: `forward(norms.layer_norm(1), x.double(), weight.double()).y` is the fp64 oracle of a LayerNorm.
     """
@@ -124,10 +132,10 @@ def backward(
     needs: Sequence[bool] = (True,) * len(Needs._fields),
     given: bool = False,
 ) -> Gradients:
-    """The gradients, which can be differentiated again. (6)-(11), (26)-(35)
+    """Return the gradients, by equations (6)-(11) and (26)-(35). They can be differentiated again.
 
-    Mean and rstd are computed from x again, unless the statistics were `given`. If the spec says `from_y`, x is y: the gradients are right,
-    but cannot be differentiated again, since they do not show how y and rstd depend on x.
+    Mean and rstd are computed again from x, unless the statistics were `given`. With `from_y` in the spec, `saved.x` is y.
+    Then the gradients must not be differentiated again, since autograd does not know how y and rstd depend on x.
     """
     x, weight, bias = saved.x, saved.weight, saved.bias
     axes, needs = Axes(spec, x), Needs(*needs)
@@ -146,8 +154,8 @@ def backward(
         u = affine(x_hat, weight_, bias_)
     dz, du = post.backward(dy_, u)
     wdy = affine(du, weight_, None)
-    c1 = average(wdy, axes.dims) if not given and spec.centered else None  # (6)
-    c2 = average(wdy * x_hat, axes.dims) if not given else None  # (7)
+    c1 = average(wdy, axes.dims) if not given and spec.centered else None  # equation (6)
+    c2 = average(wdy * x_hat, axes.dims) if not given else None  # equation (7)
     dmean_weight = dvar_weight = None
     if mixed is not None and c1 is not None and c2 is not None:
         kept = (stat.reshape(axes.kept_shape) for stat in (c1, c2, rstd))
@@ -156,10 +164,10 @@ def backward(
     params, modulation = axes.params, axes.modulation
     return Gradients(
         _plus(input_gradient(wdy, x_hat, rstd, c1, c2).reshape(x.shape), dsum).to(x.dtype) if needs.x else None,
-        params.sum(du * x_hat, weight) if weight is not None and needs.weight else None,  # (10)
-        params.sum(du, bias) if bias is not None and needs.bias else None,  # (11)
-        modulation.sum(dz * u, saved.scale) if saved.scale is not None and needs.scale else None,  # (34)
-        modulation.sum(dz, saved.shift) if saved.shift is not None and needs.shift else None,  # (35)
+        params.sum(du * x_hat, weight) if weight is not None and needs.weight else None,  # equation (10)
+        params.sum(du, bias) if bias is not None and needs.bias else None,  # equation (11)
+        modulation.sum(dz * u, saved.scale) if saved.scale is not None and needs.scale else None,  # equation (34)
+        modulation.sum(dz, saved.shift) if saved.shift is not None and needs.shift else None,  # equation (35)
         dmean_weight,
         dvar_weight,
     )

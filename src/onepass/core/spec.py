@@ -1,6 +1,7 @@
-"""What is normalized: a NormSpec names the axes of a tensor, which of them share statistics, and which carry parameters.
+"""NormSpec, a norm in words: the axes of x, which of them are reduced, and which of them index the parameters.
 
-It also splits a shape into these axes. The specs of our norms are in `norms.py`; strides and dtypes are in `problem.py`.
+It also splits the shape of a tensor into these axes. norms.py has the spec of each norm, and problem.py adds strides and dtypes.
+A *set* is the elements that share one mean and variance.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ GRANULARITIES = ("element", "channel", "global")
 
 
 class Axis(NamedTuple):
-    """One factor of one dimension of x."""
+    """A dimension of x, or a factor of a dimension."""
 
     name: str
     size: int
-    dim: int  # the dimension of x that this is a factor of
+    dim: int  # the dimension of x that this axis is part of
     within: int  # one step along this axis is this many steps along `dim`
     reduced: bool  # elements along this axis share statistics
-    param: int  # stride into weight and bias, 0 where they do not vary
-    modulation: int  # stride into scale and shift, 0 where they do not vary
+    param: int  # stride of this axis in weight and bias; 0 if they do not vary along it
+    modulation: int  # stride of this axis in scale and shift; 0 if they do not vary along it
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ class NormSpec:
     """A norm, described by words for the axes of x.
 
     `axes` has one word per dimension of x. `(g k)` splits a dimension into factors, `*l` stands for any number of dimensions.
-    `reduced` lists the axes over which mean and variance are computed. `params` lists the axes that index weight and bias, and `modulated`
-    those that index scale and shift. `sizes` gives the factors that the shape of x alone does not determine.
+    `reduced` lists the axes over which mean and variance are computed; the others are *kept*. `params` lists the axes that index
+    weight and bias, and `modulated` the axes that index scale and shift. `sizes` gives the sizes of factors such as g, which the
+    shape of x alone does not tell.
 
-    `mix` makes the statistics a weighted mean of several norms' statistics. It lists, separated by commas, the kept axes along which each
-    norm merges the sets, or "-" if it merges none.
+    `mix`, if not empty, makes the statistics a weighted mean of the statistics of several norms. It has one entry per norm,
+    separated by commas: the kept axes along which that norm merges the sets, or "-" for none.
 
     Example: GroupNorm with 32 groups is `NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 32),))`.
     """
@@ -52,7 +54,7 @@ class NormSpec:
     mix: str = ""
     weight_offset: float = 0.0  # added to the weight; 1 if the weight is stored as its difference from 1
     activation: str = ""  # applied last
-    from_y: bool = False  # the backward gets y instead of x, and computes x_hat from it
+    from_y: bool = False  # the backward gets y instead of x, and computes x_hat from y
 
     def __post_init__(self) -> None:
         dims = _dims(self.axes)
@@ -80,7 +82,7 @@ class NormSpec:
                 raise ValueError(f"sizes={self.sizes} leaves {open_} of one dimension open: give the size of all but one of them")
 
     def pack(self) -> tuple[str, list[int], float, float]:
-        """The spec as arguments of an op: words, sizes, eps, weight_offset. Under compile the numbers may be symbolic."""
+        """Return (words, sizes, eps, weight_offset), the spec as arguments of an op. torch.compile may pass symbolic numbers."""
         names = " ".join([name for name, _ in self.sizes])
         flags = "centered" if self.centered else "", "from_y" if self.from_y else ""
         words = " | ".join([self.axes, self.reduced, self.params, names, self.modulated, self.mix, self.activation, *flags])
@@ -88,7 +90,7 @@ class NormSpec:
 
     @staticmethod
     def packs_from_y(words: str) -> bool:
-        """Whether packed words say `from_y`, without unpacking them."""
+        """Return whether `from_y` is set in the `words` of a packed spec, without unpacking it."""
         return words.endswith("from_y")
 
     @staticmethod
@@ -98,10 +100,10 @@ class NormSpec:
         return NormSpec(axes, reduced, params, given, eps, bool(centered), modulated, mix, weight_offset, activation, bool(from_y))
 
     def factor(self, shape: Sequence[int]) -> tuple[Axis, ...]:
-        """The axes of a tensor of this shape, in logical order."""
+        """Return the axes of a tensor of this shape, in the order of `axes`."""
         given = dict(self.sizes)
         dims = _dims(self.axes)
-        spread = len(shape) - len([dim for dim in dims if not dim[0].startswith("*")])  # dimensions the starred word stands for
+        spread = len(shape) - len([dim for dim in dims if not dim[0].startswith("*")])  # how many dimensions the starred word has
         if spread < 0 or (spread > 0 and "*" not in self.axes):
             raise ValueError(f"shape {list(shape)} has {len(shape)} dimensions, which do not match the axes {self.axes!r}")
         named: list[tuple[str, int, int, int]] = []  # name, size, dim, within
@@ -121,17 +123,17 @@ class NormSpec:
         return tuple([Axis(*axis, axis[0] in reduced, p, m) for axis, p, m in zip(named, params, modulation)])
 
     def kept_shape(self, shape: Sequence[int]) -> list[int]:
-        """The shape of the statistics: the axes that are not reduced, in logical order."""
+        """Return the shape of the statistics: the sizes of the axes that are not reduced, in the order of `axes`."""
         return [axis.size for axis in self.factor(shape) if not axis.reduced]
 
     def mixed_dims(self, shape: Sequence[int]) -> list[list[int]]:
-        """For each norm of a mix, the dimensions of the statistics along which it merges the sets."""
+        """Return, for each norm in `mix`, the dimensions of the statistics along which the norm merges the sets."""
         kept = [axis.name for axis in self.factor(shape) if not axis.reduced]
         return [[i for i, name in enumerate(kept) if name in words.split()] for words in self.mix.split(",")]
 
 
 def _dims(axes: str) -> list[list[str]]:
-    """The names in each dimension: "n (g k) *l" is [[n], [g, k], [*l]]."""
+    """Return the names of the axes in each dimension. Example: "n (g k) *l" gives [["n"], ["g", "k"], ["*l"]]."""
     dims: list[list[str]] = []
     inside = False
     for word in axes.split():
@@ -144,7 +146,10 @@ def _dims(axes: str) -> list[list[str]]:
 
 
 def _strides(named: list[tuple[str, int, int, int]], words: str) -> list[int]:
-    """The stride of each axis in a contiguous tensor whose dimensions are `words`, in that order; 0 for other axes."""
+    """Return the stride of each axis in a contiguous tensor whose dimensions are the axes in `words`, in that order.
+
+    Axes that are not in `words` have stride 0. `named` lists the axes as (name, size, dim, within).
+    """
     strides = [0] * len(named)
     step = 1
     for word in reversed(words.split()):

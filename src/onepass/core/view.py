@@ -1,6 +1,7 @@
-"""How a norm sees memory: x as four axes, and which parameter belongs to which element.
+"""Find how a norm sees memory: x as the four axes x[outer, reps, sets, run], and which parameter each element uses.
 
-Only shapes and strides are read here, no data. `find_view` finds the four axes.
+Only shapes and strides are read, no data. A *set* is the elements that share one mean and variance: all `reps` and `run` of one
+(outer, sets). A *run* is consecutive elements in memory. The index of a parameter has the form of equation (1) of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from .spec import Axis
 
 @dataclass(frozen=True)
 class View:
-    """Memory as x[outer, reps, sets, run]: `reps` and `run` are reduced, `outer` and `sets` are kept. `run` has stride 1."""
+    """Sizes and strides of memory seen as x[outer, reps, sets, run].
+
+    Statistics are computed over `reps` and `run`, for each index of `outer` and `sets`. `run` has stride 1.
+    """
 
     outer: int
     reps: int
@@ -34,7 +38,7 @@ class View:
 
 @dataclass(frozen=True)
 class ParamMap:
-    """The index of the parameter that belongs to the element (o, r, s, t). (1) in docs/theory.md."""
+    """The coefficients of equation (1), which gives the index of the parameter that element (o, r, s, t) of a view uses."""
 
     every: int
     period: int
@@ -45,15 +49,15 @@ class ParamMap:
     d: int
 
     def per_row(self, view: View) -> int:
-        """How many parameters one row of `run` elements uses."""
+        """Return how many different parameters one run of elements uses."""
         return view.run // self.channel_run if self.d else 1
 
     def index(self, o: int, r: int, s: int, t: int) -> int:
-        """(1), written out. Kernels compute it from strides."""
+        """Return the index of the parameter of element (o, r, s, t), by equation (1)."""
         return (o // self.every % self.period) * self.a + r * self.b + s * self.c + t // self.channel_run * self.d
 
     def largest(self, reps: int, sets: int, run: int) -> int:
-        """The largest index into the parameter."""
+        """Return the largest index that `index` can return for axes of these sizes."""
         return self.index(self.every * self.period - 1, reps - 1, sets - 1, run - 1)
 
     def __str__(self) -> str:
@@ -67,7 +71,7 @@ class ParamMap:
 
 
 def dense_stride(x: Tensor) -> tuple[int, ...]:
-    """The strides of `torch.empty_like(x)`."""
+    """Return the strides of `torch.empty_like(x)`."""
     return torch.empty_like(x, device="meta").stride()
 
 
@@ -76,14 +80,14 @@ def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def laid_out(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """x itself if it has these strides, otherwise a copy that has them."""
+    """Return x itself if it has these strides, otherwise a copy that has them."""
     if x.stride() == stride:
         return x
     return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 class _Placed(NamedTuple):
-    """An axis of more than one element, with its strides in x, y, parameters and modulation."""
+    """An axis with more than one element. `x`, `y`, `param` and `modulation` are its strides in these tensors."""
 
     size: int
     x: int
@@ -94,7 +98,7 @@ class _Placed(NamedTuple):
 
 
 def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
-    """Dense strides of the statistics, in the order of x's memory. So they are contiguous as (outer, sets)."""
+    """Return dense strides for the statistics, in the order of y's memory. They are then contiguous as (outer, sets)."""
     kept = [axis for axis in axes if not axis.reduced]
     strides, step = [0] * len(kept), 1
     for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
@@ -103,11 +107,14 @@ def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...
     return tuple(strides)
 
 
-_Views = tuple[View, View, ParamMap, ParamMap]  # of x, y, parameters, modulation
+_Views = tuple[View, View, ParamMap, ParamMap]  # the views of x and y, and the maps of (weight, bias) and (scale, shift)
 
 
 def find_view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> _Views | None:
-    """The best way to cut the axes, in memory order, into outer, reps, sets and run; None if there is none."""
+    """Cut the axes, sorted by stride, into outer, reps, sets and run, and return the views and maps of the best cut.
+
+    `x` and `y` are the strides of these tensors. Return None if no cut fits, or if an axis has no elements.
+    """
     if any(axis.size == 0 for axis in axes):
         return None
     placed = [_Placed(a.size, x[a.dim] * a.within, y[a.dim] * a.within, a.reduced, a.param, a.modulation) for a in axes if a.size > 1]
@@ -118,7 +125,7 @@ def find_view(axes: Sequence[Axis], x: Sequence[int], y: Sequence[int]) -> _View
         view = _fit(cut)
         if view is None:
             continue
-        # A long run first, then few axes, then outer rather than sets.
+        # Prefer a long run, then few of the four axes in use, then a large outer.
         rank = (view[0].run, -sum(map(bool, cut)), view[0].outer)
         if best is None or rank > best:
             best, found = rank, view
@@ -143,7 +150,10 @@ def _fit(cut: tuple[list[_Placed], ...]) -> _Views | None:
 
 
 def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
-    """The map (1) of axes given as (size, stride in the parameter); None if the index does not have that form."""
+    """Return the map from elements to parameters, or None if it does not have the form (1).
+
+    `cut` lists, for each of outer, reps, sets and run, its axes as (size, stride in the parameter).
+    """
     outer, reps, sets, run = cut
     a, b, c, d = _periodic(outer), _linear(reps), _linear(sets), _periodic(run)
     if a is None or b is None or c is None or d is None or (d[2] and d[0] * d[1] != prod(size for size, _ in run)):
@@ -152,14 +162,20 @@ def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
 
 
 def _linear(axes: list[tuple[int, int]]) -> int | None:
-    """The stride of consecutive (size, stride) axes taken as one; None if they are not evenly spaced."""
+    """Return the stride of axes that are joined into one axis, or None if the elements are not evenly spaced.
+
+    The axes are (size, stride), outermost first. Without axes, the result is 0.
+    """
     if any(stride != size * below for (_, stride), (size, below) in pairwise(axes)):
         return None
     return axes[-1][1] if axes else 0
 
 
 def _periodic(axes: list[tuple[int, int]]) -> tuple[int, int, int] | None:
-    """(every, period, stride), so that index i along these axes uses parameter (i // every % period)·stride, or None."""
+    """Return (every, period, stride), so that index i of the joined axes uses parameter (i // every % period)·stride.
+
+    The axes are (size, stride in the parameter), outermost first. Return None if the parameters do not have this form.
+    """
     used = [i for i, (_, stride) in enumerate(axes) if stride]
     if not used:
         return 1, 1, 0

@@ -1,1 +1,1 @@
-"""Which family runs a problem, and why."""
+"""Choose the kernel family that runs a problem, and explain the choice."""

@@ -1,6 +1,6 @@
-"""Which family runs a problem.
+"""Choose the kernel family that runs a problem.
 
-`plan` is pure: it depends on the problem, the Device and the Options it is given, and on nothing else.
+`plan` is pure: its result depends only on the problem, the Device, the direction and the Options that are passed to it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .registry import FAMILIES
 @dataclass(frozen=True)
 class Plan:
     family: str
-    variant: str  # which kernel of the family
+    variant: str  # which kernel of the family; "" for most families
     direction: Direction
     why_not: tuple[tuple[str, tuple[str, ...]], ...]  # each family that cannot run the problem, with its reasons
-    launches: Launches = ()  # the kernel launches, for a GPU family
+    launches: Launches = ()  # the kernel launches; empty unless the family is for GPUs
 
     def __str__(self) -> str:
         return f"{self.family}.{self.variant}" if self.variant else self.family
 
 
 def plan(problem: NormProblem, device: Device, direction: Direction = FORWARD, options: Options = DEFAULT) -> Plan:
-    """The cheapest family that supports the problem, or the one that `force` pins.
+    """Return the plan for the cheapest family that supports the problem, or for the family that `force` has set.
 
     Example: `plan(bind(norms.layer_norm(1), torch.empty(4, 8)), Device("cpu")).family` is `"aten"`.
     """

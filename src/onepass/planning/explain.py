@@ -1,4 +1,7 @@
-"""How a call would run, in words: `explain`."""
+"""`explain`, which describes in words how a call would run.
+
+A *set* is the elements that share one mean and variance. A *family* is one way to compute norms (backends/family.py).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from .registry import FAMILIES, family_named
 
 
 class ExplainRequested(Exception):
-    """Carries a problem from the call that would have run it to `explain`."""
+    """Raised by a norm that `explain` calls, instead of running. Carries the problem and device of the call."""
 
     def __init__(self, problem: NormProblem, device: Device) -> None:
         super().__init__(problem, device)
@@ -27,7 +30,10 @@ class ExplainRequested(Exception):
 
 @dataclass(frozen=True)
 class Explanation:
-    """How a call would run. `str()` gives the sets, the view of memory, the parameters, the plans, and why not other families."""
+    """A description of how a call would run.
+
+    `str()` of it lists the sets, the view of memory, the parameters, the plans, and why other families were not chosen.
+    """
 
     problem: NormProblem
     device: Device
@@ -36,7 +42,7 @@ class Explanation:
     options: Options
 
     def on(self, name: str) -> Explanation:
-        """How the call would run on a GPU that is not here: "a100", "h200", "b200", "mi300x" or "rx7900".
+        """Return how the call would run on another GPU: "a100", "h200", "b200", "mi300x" or "rx7900". It need not be present.
 
         Example: `onepass.explain(onepass.functional.group_norm, x, 32).on("h200")`
         """
@@ -72,7 +78,7 @@ class Explanation:
         return "\n".join(f"{title:9} {text}" for title, text in parts)
 
     def _unable(self, chosen: Plan) -> Iterator[tuple[str, str]]:
-        """The families that cannot run the call, with their reasons."""
+        """Yield (name, reasons) for each family that the planner could not choose."""
         for family in FAMILIES:
             reasons = self._reasons(family, chosen)
             if reasons:
@@ -81,7 +87,7 @@ class Explanation:
                 yield family.name, "it runs only if it is forced"
 
     def _able(self, chosen: Plan) -> Iterator[str]:
-        """The other families that can run the call, with their costs."""
+        """Yield the name and cost of each family that could run the call but was not chosen."""
         for family in FAMILIES:
             if family.name != chosen.family and not family.only_forced and not self._reasons(family, chosen):
                 yield f"{family.name} ({self._cost(family, chosen):.0f} µs)"
@@ -99,7 +105,7 @@ class Explanation:
 
 
 def grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Join the names of families that give the same reason."""
+    """Yield (names, reason), with the names of all families that give this reason, joined by commas."""
     names: dict[str, list[str]] = {}
     for name, reason in reasons:
         names.setdefault(reason, []).append(name)
@@ -112,7 +118,7 @@ def _name(dtype: object) -> str:
 
 
 def _sets(p: NormProblem) -> str:
-    """Which elements share statistics, and which statistics."""
+    """Describe which elements share statistics, and which statistics."""
     axes = p.spec.factor(p.shape)
     kept, reduced = (", ".join(dict.fromkeys(a.name for a in axes if a.reduced == r)) for r in (False, True))
     count = prod(p.stat_shape)
@@ -130,7 +136,7 @@ def _sets(p: NormProblem) -> str:
 
 
 def _view(p: NormProblem) -> str:
-    """Memory as four axes, and where a set is in it."""
+    """Describe the four-axis view of memory, and where the elements of a set are in it."""
     if p.x is None:
         return "none: " + ("there are no elements" if 0 in p.shape else "this memory cannot be seen as four axes")
     v = p.x
@@ -152,7 +158,7 @@ def _formula(p: NormProblem) -> str:
 
 
 def _inverse(p: NormProblem) -> str:
-    """How x_hat comes from y."""
+    """Return the formula that computes x_hat from y."""
     words = "(y - shift)" if p.shift else "y"
     words += "/(1 + scale)" if p.scale else ""
     words = f"({words} - bias)" if p.bias else words
@@ -162,7 +168,7 @@ def _inverse(p: NormProblem) -> str:
 
 
 def _traffic(p: NormProblem, chosen: Plan) -> str:
-    """Which tensors the bytes belong to."""
+    """Name the tensors whose bytes `NormProblem.min_bytes` counts for this plan."""
     if chosen.direction == "forward":
         moved = "x and residual read, sum and y written" if p.addends else "x read, y written"
     else:
@@ -172,26 +178,26 @@ def _traffic(p: NormProblem, chosen: Plan) -> str:
 
 
 def explanation(problem: NormProblem, device: Device, options: Options) -> Explanation:
-    """The plans of a problem on a device."""
+    """Plan the forward and the backward of a problem on a device, and return both as an Explanation."""
     forward, back = plan(problem, device, FORWARD, options), problem.for_direction(BACKWARD)
     try:
         backward = plan(back, device, BACKWARD, options)
-    except CannotForce:  # the forced family may have no backward
+    except CannotForce:  # the forced family may have no backward; then let the planner choose
         backward = plan(back, device, BACKWARD)
     return Explanation(problem, device, forward, backward, options)
 
 
 def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """How a call would run, without running it: the family, its launches, and why no other family.
+    """Describe how a call would run, without running it: which family, which launches, and why no other family.
 
-    `.on("h200")` of the result says how it would run on a GPU that is not here.
+    The method `.on("h200")` of the result describes the same call on a GPU that need not be present.
 
     Example: `print(onepass.explain(onepass.functional.group_norm, x, 32))`
     """
     options = current_options()
     token = options_in_context.set(options._replace(explain=True))
     try:
-        (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a copy: a module may count its calls
+        (copy.deepcopy(norm) if hasattr(norm, "state_dict") else norm)(*args, **kwargs)  # a copy, as a module may count its calls
     except ExplainRequested as asked:
         return explanation(asked.problem, asked.device, options)
     finally:

@@ -1,4 +1,4 @@
-"""What callers may ask of the planner: `force` and `batch_invariant`."""
+"""The options of the planner, and the functions that set them: `force` and `batch_invariant`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .registry import FAMILIES
 
 
 class Options(NamedTuple):
-    """What a caller may ask of the planner. Part of the cache key of every call."""
+    """The options of the planner. They are part of the key under which the launchers of a call are cached."""
 
     family: str | None = None
     explain: bool = False
@@ -19,7 +19,7 @@ class Options(NamedTuple):
 
 
 class CannotForce(RuntimeError):
-    """The family that `force` pins cannot run this problem."""
+    """Raised if the family that `force` has set cannot run a problem."""
 
 
 DEFAULT = Options()
@@ -30,7 +30,9 @@ options_in_context: ContextVar[Options] = ContextVar("onepass_options", default=
 
 @contextmanager
 def force(family: str | None) -> Iterator[None]:
-    """Run every call in this context with one family. A call raises `CannotForce` if the family cannot run it.
+    """Run every call in this context with one family, or with the planner's choice if `family` is None.
+
+    A call that the family cannot run raises `CannotForce`.
 
     Example: `with onepass.force(family="blockwise"): y = onepass.functional.layer_norm(x, (64,))`
     """
@@ -47,9 +49,10 @@ def force(family: str | None) -> Iterator[None]:
 class batch_invariant:
     """Make the result of a sample independent of how many samples are in the batch.
 
-    The setting holds for the whole process; as a context manager, until the end of the block. Kernels then divide the work
-    by the size of one sample, not by what fills the GPU. This holds for the forward of the GPU families, if samples have equal
-    strides and alignment. It cannot hold for norms whose sets span the batch.
+    `batch_invariant(True)` holds for the whole process, and `with batch_invariant():` until the end of the block. GPU kernels
+    then divide their work according to the size of one sample, whether or not that fills the GPU. Only the forward of the GPU
+    families has this property, and only if all samples have equal strides and alignment. Norms with statistics over the whole
+    batch, such as BatchNorm in training, cannot have it.
 
     Example: `onepass.batch_invariant(True)`
     """
@@ -67,5 +70,5 @@ class batch_invariant:
 
 
 def current_options() -> Options:
-    """The options in effect now."""
+    """Return the options in effect now."""
     return options_in_context.get()._replace(invariant=batch_invariant.on)

@@ -1,4 +1,4 @@
-"""The kernel families. Add a line here for a new family."""
+"""The list of all kernel families. A new family needs a line in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onepass.backends.torch_ops.aten import Aten
 from onepass.backends.torch_ops.blockwise import Blockwise
 from onepass.backends.torch_ops.reference import Reference
 
-# Among families of equal cost, the first one runs.
+# The planner takes the cheapest family; of several with equal cost, the first in this list.
 FAMILIES: tuple[Family, ...] = (
     C(),
     Aten(),

@@ -1,8 +1,8 @@
 """Compile the C kernels on first use, for this machine, and load them.
 
-`cache` keeps the compiled library for later processes.
-Its name is a hash of the sources, the compiler, the flags and the CPU.
-Every failure raises `Unavailable` with a reason. A process remembers the reason and does not try again.
+The functions of cache.py keep the compiled library for later processes. The name of the library is a hash of the sources, the
+compiler, the flags and the CPU. Every failure raises `Unavailable` with a reason. A process remembers the reason and does not
+try again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from .cache import (
 SOURCES = Path(__file__).parent / "src"
 
 
-# Without fast-math, sums keep their order, and infinities and NaN their meaning.
-# Contraction rounds a·b + c once, not twice.
+# -ffast-math is absent: it would change the order of sums, and ignore infinities and NaN.
+# -ffp-contract=fast rounds a·b + c once instead of twice.
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -59,11 +59,11 @@ FLAGS = (
 MACHINE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
-LIMIT = 120  # seconds that a process waits for another process and compiles, in total
+LIMIT = 120  # seconds; a process waits for another one and compiles for at most this long in total
 
 
 class _LoadOnce:
-    """Calls a function once in a process and remembers the library or the reason. It is safe to call from any thread."""
+    """Calls a function once per process, and remembers the library that it returned or why it failed. Thread-safe."""
 
     def __init__(self, load_or_compile: Callable[[], ctypes.CDLL]) -> None:
         self._load_or_compile = load_or_compile
@@ -76,10 +76,10 @@ class _LoadOnce:
         self._lock = threading.RLock()
 
     def _renew_lock(self) -> None:
-        self._lock = threading.RLock()  # the thread that held the old one may not exist in a forked child
+        self._lock = threading.RLock()  # the thread that held the old lock may not exist in a forked child
 
     def __call__(self) -> ctypes.CDLL:
-        """Return the loaded kernels. The first call on a machine compiles them.
+        """Return the loaded library, or raise `Unavailable`. The first call on a machine compiles it.
 
         Example: `build.library().onepass_forward`
         """
@@ -90,7 +90,7 @@ class _LoadOnce:
                     self._outcome = self._load_or_compile()
                 except Unavailable as reason:
                     self._outcome = str(reason)
-                except Exception as error:  # torch's operations still work, so no error here may make calls fail
+                except Exception as error:  # calls can still run with torch's operations, so other errors count as Unavailable
                     self._outcome = f"the kernels cannot be compiled or loaded: {type(error).__name__}: {error}"
             if isinstance(self._outcome, str):
                 raise Unavailable(self._outcome, first)
@@ -118,7 +118,7 @@ def _load_or_compile() -> ctypes.CDLL:
 
 
 def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
-    """Compile and load the library while this process holds the lock, unless another process has just compiled it."""
+    """Return the library. Compile it while this process holds the lock, unless another process has just compiled it."""
     deadline = monotonic() + LIMIT
     with lock(folder, path.parent, deadline) as locked:
         try:
@@ -135,7 +135,7 @@ library = _LoadOnce(_load_or_compile)
 
 
 def _compiler() -> list[str]:
-    """The command in $CC, or the first of cc, gcc and clang that exists."""
+    """Return the command in $CC, or else the first of cc, gcc and clang that exists, as a list of words."""
     value = os.environ.get("CC", "")
     try:
         named = shlex.split(value)
@@ -157,7 +157,7 @@ def _cache_directory() -> Path:
 
 
 def _key(compiler: list[str]) -> str:
-    """A hash of everything that a library depends on."""
+    """Return a hash of everything that the compiled library depends on."""
     try:
         state = os.stat(compiler[0])
         parts = [*map(str, compiler), str(state.st_size), str(state.st_mtime_ns), *FLAGS, *MACHINE_FLAGS, _cpu()]
@@ -173,7 +173,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native depends on: the model and features of the first processor, as the system reports them."""
+    """Return what -march=native depends on: the model and features of the first processor, as the system reports them."""
     words = [platform.system(), platform.machine()]
     try:
         with open("/proc/cpuinfo", errors="replace") as file:
@@ -192,14 +192,14 @@ def _compile(compiler: list[str], path: Path, deadline: float) -> None:
     print_to_terminal(f"onepass: compiling the CPU kernels with {compiler[0]}, once …")
     scratch = None
     try:
-        # Not a TemporaryDirectory: a child that is forked now would remove it when the child exits.
+        # Not a TemporaryDirectory: a child process forked meanwhile would remove the folder when it exits.
         scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix())
         built = Path(scratch) / path.name
         _run_compiler(compiler, built, deadline)
         digest = built.with_suffix(".sha256")
         digest.write_text(sha256(built.read_bytes()).hexdigest())
         for new, final in ((digest, path.with_suffix(".sha256")), (built, path)):
-            new.chmod(new.stat().st_mode & ~0o022)  # with a umask of 002 the group could write it
+            new.chmod(new.stat().st_mode & ~0o022)  # otherwise, with a umask of 002, the group could write the file
             os.replace(new, final)
     except OSError as error:
         raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
@@ -210,7 +210,7 @@ def _compile(compiler: list[str], path: Path, deadline: float) -> None:
 
 
 def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
-    """Compile for this machine or, if that fails, for any machine of its architecture. All attempts share one deadline."""
+    """Compile for this CPU or, if that fails, for any CPU of its architecture. All attempts share one deadline."""
     failure = ""
     for machine in MACHINE_FLAGS:
         left = max(deadline - monotonic(), 0.0)
@@ -231,22 +231,22 @@ def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
 
 
 def _is_complete(library: bytes) -> bool:
-    """Whether a 64-bit ELF file is as long as its header says. Loading half of one would crash the process.
+    """Return whether a library in 64-bit ELF, the format of Linux, is as long as its header says.
 
-    Files in other formats count as complete.
+    Loading an incomplete library would crash the process. Files in other formats count as complete.
     """
     if len(library) < 64 or library[:5] != b"\x7fELF\x02":
         return True
-    # The section headers are at the end of the file.
+    # The section headers are at the end of the file. Bytes 40 and 58 of the ELF header hold their offset, size and number.
     offset, entry, count = (*struct.unpack_from("=Q", library, 40), *struct.unpack_from("=2H", library, 58))
     return offset + entry * count <= len(library)
 
 
 def _run(command: list[str], scratch: Path, seconds: float) -> tuple[int, str]:
-    """Run a compiler and return its exit status and output. At the timeout, kill it and the programs that it started."""
-    # The output goes to a file. A pipe would stay open as long as any program that the compiler started.
+    """Run a compiler and return its exit status and output. After `seconds`, kill the compiler and the programs it started."""
+    # The output goes to a file. A pipe would stay open until every program that the compiler started has ended.
     with _temporary_file() as output:
-        # Removing `scratch` also removes the compiler's temporary files.
+        # TMPDIR puts the compiler's temporary files into `scratch`, which the caller removes.
         env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env)
         try:
@@ -262,7 +262,7 @@ def _run(command: list[str], scratch: Path, seconds: float) -> tuple[int, str]:
 
 
 def _temporary_file() -> IO[bytes]:
-    """A temporary file, on Linux in memory, so that a compiler can report a full disk."""
+    """Return a new temporary file. On Linux it is in memory, so that a compiler can report a full disk."""
     if hasattr(os, "memfd_create"):
         with suppress(OSError):
             return os.fdopen(os.memfd_create("compiler"), "w+b")

@@ -1,6 +1,6 @@
-"""The folder of compiled libraries: its permissions, its lock, and loading a library from it.
+"""The cache, a folder of compiled libraries: its permissions, its lock, and loading a library from it.
 
-A library is code that will run. It is loaded only if its hash is right and only this user or root can change it.
+A library contains code that will run. So it is loaded only if its hash is right and nobody but this user and root can change it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ CACHE_HINT = "set ONEPASS_CACHE to use another folder"
 
 
 class Unavailable(Exception):
-    """The kernels cannot be used. The message is the reason."""
+    """Raised if the C kernels cannot be used. The message is the reason."""
 
     def __init__(self, reason: str, first: bool = False) -> None:
         super().__init__(reason)
-        self.first = first  # this process has not reported the reason before
+        self.first = first  # True if this process raises the reason for the first time
 
 
 class Unusable(Unavailable):
-    """There is no cached library, or it cannot be trusted. Compiling it again may help."""
+    """Raised if there is no cached library, or if it cannot be trusted. Compiling it again may help."""
 
 
 def open_folder(directory: Path) -> int:
-    """Open the folder and return its file descriptor. Raises unless only this user or root can write it."""
+    """Open the folder, made if needed, and return its file descriptor. Raise if anyone but this user and root can write it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -63,9 +63,10 @@ def _others_can_write(state: os.stat_result) -> bool:
 
 
 def load(folder: int, path: Path) -> ctypes.CDLL:
-    """Load a library of the cache if its hash is right. Loading half a file would crash the process.
+    """Load a library from the cache and return it. Raise `Unusable` if it is missing, or if its hash is wrong.
 
-    The checks use the open file, and that same open file is loaded. So nobody can replace it in between.
+    The file is opened once, and this open file is both checked and loaded. So nobody can replace it in between, except on macOS,
+    where it is loaded by its name.
     """
     try:
         with _open(folder, path) as file, _open(folder, path.with_suffix(".sha256")) as digest:
@@ -79,8 +80,8 @@ def load(folder: int, path: Path) -> ctypes.CDLL:
 
 
 def _open(folder: int, path: Path) -> IO[bytes]:
-    """Open a file of the cache. Raises unless only this user or root can write it."""
-    # A link could point out of the folder, and opening a named pipe would wait for a writer.
+    """Open a regular file of the cache for reading. Raise `Unusable` if anyone but this user and root can write it."""
+    # NOFOLLOW: a link could point out of the folder. NONBLOCK: opening a named pipe would wait for a writer.
     descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
         state = os.fstat(descriptor)
@@ -106,11 +107,11 @@ def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
             os.close(duplicate)
         reason = str(error).replace(name, path.name)
         raise Unavailable(f"the cached library {path} cannot be loaded ({reason}): delete it; {CACHE_HINT}") from None
-    # `duplicate` stays open. The loader identifies a library by its name, so the name must never refer to another file.
+    # `duplicate` stays open, so that /proc/self/fd/... never names another file: the loader identifies libraries by name.
     missing = [function for function in FUNCTIONS if not hasattr(loaded, function)]
     if missing:
         raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and check the compiler in CC")
-    loaded._name = str(path)  # for messages
+    loaded._name = str(path)  # the path is what messages print
     return loaded
 
 
@@ -118,7 +119,7 @@ _held: set[int] = set()  # file descriptors of the locks that this process holds
 
 
 def _close_inherited_locks() -> None:
-    """Close the locks in a forked child, which would otherwise hold them until it exits."""
+    """Close the locks that a forked child has inherited. Otherwise the child would hold them until it exits."""
     for descriptor in _held:
         with suppress(OSError):
             os.close(descriptor)
@@ -131,9 +132,9 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def lock(folder: int, directory: Path, deadline: float) -> Iterator[bool]:
-    """Let one process at a time compile. The system releases the lock if its process ends.
+    """Hold the lock that lets one process at a time compile. The system releases it if the process ends.
 
-    Yields False if the file system has no locks. Then several processes may compile, each in its own scratch folder.
+    Yield True, or False if the file system has no locks. Without locks, several processes may compile, each in its own folder.
     """
     assert fcntl is not None
     try:
@@ -145,13 +146,13 @@ def lock(folder: int, directory: Path, deadline: float) -> Iterator[bool]:
         yield _acquire(descriptor, directory / "lock", deadline)
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked process has a copy
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not unlock if a forked process has a copy of the descriptor
         _held.discard(descriptor)
         os.close(descriptor)
 
 
 def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
-    """Wait for the lock until the deadline. Returns False if the file system has no locks."""
+    """Wait for the lock and return True. Return False if the file system has no locks. Raise `Unavailable` after the deadline."""
     assert fcntl is not None
     started, shown = monotonic(), False
     while True:
@@ -170,29 +171,29 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
             print_to_terminal(f"onepass: waiting for {holder}, which is compiling the CPU kernels and holds {path}, up to {left:.0f} s …\n")
         shown = True
         sleep(0.05)
-    with suppress(OSError):  # for the messages of waiting processes; a full disk does not matter
+    with suppress(OSError):  # this text is for the messages of waiting processes; it may be lost on a full disk
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     return True
 
 
 def print_to_terminal(text: str) -> None:
-    """Print to stderr if it is a terminal, so that logs stay free of progress messages."""
+    """Print to stderr, but only if stderr is a terminal, so that logs stay free of progress messages."""
     with suppress(AttributeError, OSError, ValueError):  # stderr may be missing or closed
         if sys.stderr.isatty():
             print(text, end="", file=sys.stderr, flush=True)
 
 
 def scratch_prefix() -> str:
-    """How the names of this machine's scratch folders begin.
+    """Return the prefix of the names of this machine's scratch folders, in which it compiles.
 
-    On a network file system, other machines may not see the lock, so `remove_leftovers` must know whose they are.
+    It tells `remove_leftovers` which folders are ours: machines that share a network file system may not see each other's lock.
     """
     return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-"
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise, before compiling, if a directory is where a new file must go. An empty directory is removed instead."""
+    """Remove an empty directory where the library or its checksum must go. Raise if it is not empty."""
     for old in (path, path.with_suffix(".sha256")):
         try:
             os.rmdir(old)
@@ -203,10 +204,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path, locked: bool) -> None:
-    """Remove the scratch folders of killed processes.
+    """Remove the scratch folders that killed processes have left.
 
-    If this process holds the lock, all scratch folders of this machine are leftovers. Those of other machines are removed after
-    a day. Other libraries stay, since another machine may be using them over a network file system.
+    If `locked`, no other process of this machine compiles, so all of its scratch folders are leftovers. Other scratch folders are
+    removed after a day. Libraries are not removed, since another machine may use them over a network file system.
     """
     with suppress(OSError):
         for entry in list(os.scandir(directory)):

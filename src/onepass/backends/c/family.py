@@ -1,4 +1,4 @@
-"""The C family: what the C kernels support and cost. The modules that compile and call them are imported on first use."""
+"""The C family: what the C kernels support and cost. The modules that compile and call the kernels are imported on first use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class C(Family):
         return torch_cost(0.5, problem, device, direction)
 
     def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
-        """Compile the C library. Returns the reason if that fails."""
+        """Compile and load the C library. Return "", or the reason if that fails.
+
+        With ONEPASS_CPU=c, raise the reason instead.
+        """
         from .cache import Unavailable
         from .library import load
 

@@ -1,4 +1,7 @@
-"""The launchers of the C kernels. A problem is packed once; the addresses of its tensors are packed in each call."""
+"""The launchers of the C kernels: functions that run them on tensors.
+
+The problem is packed into a C structure once. The addresses of the tensors are packed into another one in each call.
+"""
 
 from __future__ import annotations
 

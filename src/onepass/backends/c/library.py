@@ -1,4 +1,4 @@
-"""Loads the compiled C kernels, and finds out how many threads they may use."""
+"""Load the compiled C kernels, and find out how many threads they may use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Library(NamedTuple):
     forward: Callable[..., int]
     track: Callable[..., int]
     backward: Callable[..., int]
-    threads: Callable[[], int]  # how many a call may use
+    threads: Callable[[], int]  # returns the number of threads that a call may use
     one_thread: str  # why calls use one thread only, or ""
     path: str
 
@@ -40,21 +40,24 @@ def load() -> Library:
 
 
 def _openmp() -> tuple[c_void_p, str]:
-    """GOMP_parallel of torch's OpenMP runtime, and "" or why there is none. So torch and onepass share the same threads."""
-    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a lookup in it also searches the runtime it is linked with
-    for name in (str(linked), None):  # None: all global symbols of this process
+    """Return the address of GOMP_parallel in torch's OpenMP runtime, and "". If there is none, return NULL and the reason.
+
+    GOMP_parallel runs a function on several threads. By calling torch's, the C kernels use the same threads as torch.
+    """
+    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a symbol lookup here includes its OpenMP runtime
+    for name in (str(linked), None):  # None searches all global symbols of this process
         with suppress(AttributeError, OSError, TypeError):
             return c_void_p.from_buffer(CDLL(name).GOMP_parallel), ""
     return c_void_p(None), "torch's threads cannot be shared: it has no OpenMP runtime with GOMP_parallel"
 
 
 def threads() -> int:
-    # A forked child does not have the threads of the OpenMP runtime, which would wait for them.
+    # In a forked child, the OpenMP runtime would wait for threads that do not exist there.
     return 1 if Process.forked else torch.get_num_threads()
 
 
 def state() -> str:
-    """The path of the library and the number of threads, or why the kernels cannot be used. For `doctor`."""
+    """Return the path of the library and the number of threads, or why the kernels cannot be used. `onepass doctor` prints it."""
     try:
         library = load()
     except Unavailable as reason:

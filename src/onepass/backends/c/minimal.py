@@ -1,4 +1,4 @@
-"""Launchers with little host time, for the calls that have no optional operands."""
+"""Launchers with little Python code, for calls without the optional operands of core/operands.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .problem import NO_GRADIENTS, Call, addresses, check_status, checked_addres
 
 
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
-    """A launcher that returns only y. None if x must be copied or added to a residual, or with a modulation or a mix."""
+    """Return a launcher (x, weight, bias, mean, var) -> y.
+
+    Return None if x must be copied, or if there is a residual, a modulation or a mix of norms.
+    """
     call = Call(problem)
     if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix:
         return None
@@ -57,7 +60,7 @@ def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
 
 
 def _as_given(call: Call, stat: Tensor | None) -> Tensor | None:
-    """As `call.stat`, with a shortcut for the usual running statistics: a contiguous vector of float32."""
+    """Return `call.stat(stat)`. The usual running statistic, a contiguous float32 vector, is returned at once as it is."""
     if stat is None or (stat.is_cpu and stat.dtype is torch.float32 and stat.dim() == 1 and stat.is_contiguous()):
         return stat
     require_memory(("running statistic",), (stat,))
@@ -65,7 +68,10 @@ def _as_given(call: Call, stat: Tensor | None) -> Tensor | None:
 
 
 def track(problem: NormProblem) -> Callable[..., Tensor] | None:
-    """As `infer`, but the launcher also updates running statistics in place."""
+    """Return a launcher (x, weight, bias, running_mean, running_var, momentum) -> y that updates the running statistics in place.
+
+    Return None if x must be copied, if there is a modulation or a mix of norms, or if the statistics are not one per channel.
+    """
     call = Call(problem)
     if call.walk.copies or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
         return None
@@ -77,7 +83,7 @@ def track(problem: NormProblem) -> Callable[..., Tensor] | None:
         x_at, w, b, m, v = checked_addresses(("input", "weight", "bias", "running_mean", "running_var"), x, weight, bias, mean, var)
         tensors = pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *NO_GRADIENTS)
         check_status(run(packed, tensors, call.threads(), m, v, momentum))
-        increment_version((mean, var))  # tells autograd that they were changed in place
+        increment_version((mean, var))  # tells autograd that both tensors were changed in place
         return y
 
     return launch
@@ -91,7 +97,8 @@ def train(problem: NormProblem) -> Training | None:
     run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
     shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
     second, f32 = 4 * sets, torch.float32
-    # These are in the order of x's memory. Checkpointing may recompute them in another order, so the backward compares strides.
+    # One tensor holds mean and rstd, with strides in the order of x's memory. Checkpointing may recompute it with other strides,
+    # so the backward compares them.
     stat_shape, stat_stride = (2, *problem.stat_shape), (sets, *problem.stat_stride)
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A problem and its tensors in the form that the C kernels take: the structures Problem and Tensors of src/problem.h."""
+"""Pack a problem and its tensors into the structures that the C kernels take: Problem and Tensors of src/problem.h."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .walk import walk_of
 TYPES = {None: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
-ACTIVATION_CODES = {name: code for code, name in enumerate(("", *ACTIVATIONS))}  # the enum of numbers.h
+ACTIVATION_CODES = {name: code for code, name in enumerate(("", *ACTIVATIONS))}  # as the enum in src/numbers.h
 
 
 _small = 1 << 15  # problems with fewer elements use one thread
 
 
 def share_from(elements: int) -> None:
-    """Set from how many elements on threads share the work. For tests; it affects launchers that are made later."""
+    """Set the smallest number of elements for which several threads are used. For tests. Existing launchers do not change."""
     global _small
     _small = elements
 
@@ -43,7 +43,7 @@ pack_tensors = Struct("@20P").pack
 
 
 class Call:
-    """What all calls of a problem share."""
+    """The values that all calls with the same problem share."""
 
     def __init__(self, problem: NormProblem) -> None:
         self.problem, self.library = problem, load()
@@ -63,7 +63,7 @@ class Call:
         return 1 if self.small else self.library.threads()
 
     def stat(self, stat: Tensor | None) -> Tensor | None:
-        """A statistic in float32, contiguous as (outer, sets)."""
+        """Return a statistic in float32, with the layout that the kernels take: contiguous as (outer, sets) of the view."""
         if stat is None:
             return None
         require_cpu(stat)
@@ -79,7 +79,7 @@ def require_cpu(t: Tensor) -> None:
 
 
 def dense(t: Tensor | None) -> Tensor | None:
-    """A contiguous copy of a parameter, or the parameter itself."""
+    """Return the parameter itself if it is contiguous, otherwise a contiguous copy. Raise if it is not on the CPU."""
     if t is None:
         return None
     require_cpu(t)
@@ -99,7 +99,7 @@ def addresses(*tensors: Tensor | None) -> list[int]:
 
 
 def checked_addresses(names: Sequence[str], *tensors: Tensor | None) -> list[int]:
-    """As `addresses`, but raises if a tensor has no memory."""
+    """Return the addresses of the tensors, 0 for None. Raise if a tensor has no memory."""
     pointers = []
     for t in tensors:
         at = 0 if t is None else t.data_ptr()
@@ -114,7 +114,7 @@ def out_of_memory() -> NoReturn:
 
 
 def check_status(failed: int) -> None:
-    """Raise if a kernel failed. It fails only if it cannot allocate memory."""
+    """Raise MemoryError if a kernel returned 1. Kernels fail only if they cannot allocate memory."""
     if failed:
         out_of_memory()
 

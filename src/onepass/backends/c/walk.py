@@ -1,4 +1,8 @@
-"""The view of memory as the C kernels walk it."""
+"""How the C kernels walk through memory.
+
+They use the view x[outer, reps, sets, run] of core/view.py, sometimes with other sizes. A *set* is one (outer, sets), and its
+elements share one mean and variance. A *run* is consecutive elements of a set. A *row* is all elements of one (outer, reps).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from onepass.core.view import ParamMap
 
 
 class Map(NamedTuple):
-    """A ParamMap of src/problem.h: the map (1), and the number of parameters."""
+    """ParamMap of src/problem.h: the coefficients of equation (1) of docs/theory.md, and `size`, the number of parameters."""
 
     every: int
     period: int
@@ -26,21 +30,21 @@ class Map(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The view as the kernels walk it. `tile` chooses the walk of src/tiles.h."""
+    """The view and parameter maps that the kernels use. With `tile`, they go row by row across the sets (src/tiles.h)."""
 
     sizes: tuple[int, int, int, int]
-    strides: tuple[int, int, int]  # of x
+    strides: tuple[int, int, int]  # of x along outer, reps and sets
     param: Map
     modulation: Map
     tile: bool
-    copies: bool  # x is first copied to the layout of y
-    fold: int = 1  # how many narrow rows of a tile are walked as one
+    copies: bool  # x must first be copied to the strides of y
+    fold: int = 1  # how many narrow rows are walked as one; only with `tile`
 
 
-SHORT = 64  # elements; shorter runs are walked as tiles, row by row across the sets
+SHORT = 64  # elements; with shorter runs, the kernels go row by row across the sets
 
 
-NARROW = 1024  # elements; the largest width of several rows that are walked as one
+NARROW = 1024  # elements; several rows are walked as one only up to this width in total
 
 
 def walk_of(problem: NormProblem) -> Walk:
@@ -62,7 +66,10 @@ def walk_of(problem: NormProblem) -> Walk:
 
 
 def _flat(map_: Map, run: int) -> Map | None:
-    """The map if consecutive rows of `run` elements are taken as one row; None if that does not have the form (1)."""
+    """Return the map after the reps of a set, `run` elements each, are joined into one long run.
+
+    Return None if the joined map does not have the form of equation (1).
+    """
     if map_.b == 0 == map_.d:
         return map_
     if map_.d == 0:

@@ -1,1 +1,1 @@
-"""Families made of torch operations."""
+"""The kernel families made of torch operations."""

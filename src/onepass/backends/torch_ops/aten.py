@@ -1,12 +1,13 @@
-"""The aten family: torch's own kernels, called on the view. Each variant takes certain views:
+"""The aten family: torch's own kernels, called on the view of memory (core/view.py). Each variant is for certain views:
 
-- "rows": contiguous rows, with one parameter per element of a row, as in torch.layer_norm and torch.rms_norm;
-- "row_groups": contiguous rows in which runs of elements share a parameter, as in torch.group_norm;
-- "channels": one set for each index of the middle one of three axes, as in torch.batch_norm;
-- "given": the same with given statistics.
+- "rows": a set is a contiguous row, and each element of a row has its own parameter, as in torch.layer_norm and torch.rms_norm;
+- "row_groups": a set is a contiguous row, and consecutive elements of a row share a parameter, as in torch.group_norm;
+- "channels": x has three axes, and each index of the middle axis is a set, as in torch.batch_norm;
+- "given": as "channels", with given statistics.
 
-torch returns statistics in x's dtype unless the parameters are float32. So these are passed in the accumulator's dtype. If a
-modulation or an activation follows the affine step, the kernel also gets x in that dtype, and elementwise operations do the rest.
+A *set* is the elements that share one mean and variance. torch returns statistics in x's dtype unless the parameters are float32.
+So parameters are passed in the dtype of sums, float32 or float64. If a modulation or an activation follows the affine step, x is
+passed in that dtype, too, and elementwise operations do the rest.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class _RowGroups:
         return Result(*torch.native_group_norm(x, weight, bias, *self.sizes, self.groups, self.eps), var=None)
 
     def backward(self, dy: Tensor, x: Tensor, weight, bias, mean: Tensor, rstd: Tensor, needs: list[bool]) -> tuple[Tensor | None, ...]:
-        if weight is None and needs[2]:  # torch 2.13 fails on the gradient of a bias without a weight
+        if weight is None and needs[2]:  # torch 2.13 cannot compute the gradient of a bias without a weight
             weight = x.new_ones(self.param_shape, dtype=rstd.dtype)
-        # torch computes Σ dy·x - mean·Σ dy, which loses digits if the mean is large. So it gets x - mean, and 0 as the mean.
+        # torch computes Σ dy·x - mean·Σ dy, which loses digits if the mean is large. So pass x - mean as x, and 0 as the mean.
         x, mean = (x.view(len(mean), -1) - mean[:, None]).view(x.shape), torch.zeros_like(mean)
         sets, dy = (self.sizes[0], self.groups), dy.to(x.dtype)
         return torch.ops.aten.native_group_norm_backward(dy, x, mean.view(sets), rstd.view(sets), weight, *self.sizes, self.groups, needs)
@@ -119,7 +120,10 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 
 
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
-    """torch's function on x itself. None if x needs another shape or layout, or if the weight or y needs another step."""
+    """Return a launcher that calls torch's function on x as it is.
+
+    Return None if x needs another shape or strides, or if a parameter or y needs a step that torch's function does not have.
+    """
     kernel, spec = KERNELS[variant(problem)](problem), problem.spec
     plain = spec.params and not spec.weight_offset and not problem.has_post_affine
     return kernel.infer(problem) if kernel.as_it_is and plain else None
@@ -186,13 +190,16 @@ def backward(problem: NormProblem) -> Backward:
 
 
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
-    """x in y's memory order, with the kernel's shape. In the accumulator's dtype if something follows the affine step."""
+    """Return x with y's order in memory and the kernel's shape.
+
+    If a modulation or an activation follows, x is also converted to the dtype of sums.
+    """
     x = laid_out(x.to(problem.acc) if problem.has_post_affine else x, problem.y_stride)
     return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))
 
 
 def _unpacked(y: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
-    """The kernel's result with x's shape and y's strides. Not a view, since autograd would not let users change it in place."""
+    """Return the kernel's result with x's shape and y's strides. It is not a view: users could not change a view in place."""
     if kernel.as_it_is:
         return y
     return y.new_empty(0).set_(y.untyped_storage(), y.storage_offset(), problem.shape, problem.y_stride)  # pyright: ignore

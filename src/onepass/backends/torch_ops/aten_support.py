@@ -1,4 +1,4 @@
-"""Which problems torch's own kernels compute within the error budget."""
+"""Decide which problems torch's own kernels can compute within the error budget of docs/theory.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onepass.core.view import contiguous_stride
 
 
 def variant(problem: NormProblem) -> str:
-    """Which of torch's kernels fits this view and parameter map: "rows", "row_groups", "channels", "given", or "" for none."""
+    """Return the variant of aten.py that fits the problem: "rows", "row_groups", "channels" or "given"; "" if none fits."""
     x, p = problem.x, problem.param
     if x is None or p is None:
         return ""
@@ -31,7 +31,10 @@ def variant(problem: NormProblem) -> str:
 
 
 def unsupported(problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-    """Why torch's kernels cannot run the problem within the error budget. Errors: torch 2.13 on x86-64, 2026-11-15."""
+    """Return the reasons why torch's kernels cannot run the problem within the error budget.
+
+    The errors that the reasons mention were measured with torch 2.13 on an x86-64 CPU (2026-11-15).
+    """
     if device.kind != "cpu":
         return [f"torch's kernels were compared with the error budget on the CPU only, this is {device.kind}"]
     if problem.x is None:
@@ -44,7 +47,7 @@ def unsupported(problem: NormProblem, device: Device, direction: Direction) -> l
         return ["torch's channels-last kernel takes E[x²] - E[x]²: 27000 times the error budget where the mean is 10⁴·std"]
     if not kernel:
         return ["none of torch's kernels supports this view with this parameter map"]
-    # With a modulation or an activation, the kernel gets a float32 copy.
+    # With a modulation or an activation, the kernel gets a float32 copy of x.
     half = problem.dtype in (torch.float16, torch.bfloat16) and not problem.has_post_affine
     reasons = []
     if kernel == "channels":

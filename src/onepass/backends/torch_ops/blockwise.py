@@ -1,7 +1,9 @@
-"""The blockwise family: torch operations on the four-axis view, block by block.
+"""The blockwise family: torch operations on the view x[outer, reps, sets, run] of core/view.py, block by block.
 
-Blocks limit the size of temporary tensors. A set larger than a block is reduced block by block, and the moments of the blocks are
-merged. Then its blocks are read again. Sums are always taken in the same order.
+Blocks limit the size of temporary tensors. A *set* is the elements that share one mean and variance: `reps` runs of `run`
+consecutive elements. If a set is larger than a block, the moments of its blocks are merged, and then its blocks are read again.
+Sums are always taken in the same order.
+Numbers in parentheses are equations of docs/theory.md.
 """
 
 from __future__ import annotations
@@ -24,20 +26,23 @@ from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, Sa
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap, View, contiguous_stride, laid_out
 
-BLOCK = 1 << 19  # elements; the best of 2**15 to 2**20 on two x86-64 cores, 2026-11-15
+BLOCK = 1 << 19  # elements in a block; the fastest of 2**15 to 2**20 on two x86-64 cores (2026-11-15)
 
 
-Block = tuple[slice, ...] | None  # None: the whole tensor
+Block = tuple[slice, ...] | None  # a slice for each dimension; None for the whole tensor
 
 
 def _factors(extent: int, *cuts: int) -> list[tuple[int, int]]:
-    """An axis as factors (size, step), outermost first, with a boundary at each cut. Each cut divides the next larger one."""
+    """Split an axis of `extent` elements into factors, and return them as (size, step), outermost first.
+
+    The steps are 1 and the `cuts`, as far as they are smaller than `extent`. Each cut must divide the next larger one.
+    """
     ends = sorted({1, extent, *cuts})
     return [(above // below, below) for below, above in reversed(list(pairwise(ends)))] or [(1, 1)]
 
 
 class _Indexed:
-    """The sizes and strides of a parameter on the axes of a frame. The size is 1 along axes where it does not vary."""
+    """The sizes and strides of a parameter on the axes of `_Frame`. Its size is 1 along axes where it does not vary."""
 
     def __init__(self, p: ParamMap, outer: list[tuple[int, int]], reps: int, sets: int, run: list[tuple[int, int]]) -> None:
         end = p.every * p.period
@@ -46,7 +51,7 @@ class _Indexed:
         self.stride = (*inside, p.b, p.c, *along)
         sizes = (*(n for n, _ in outer), reps, sets, *(n for n, _ in run))
         self.size = tuple(n if stride else 1 for n, stride in zip(sizes, self.stride))
-        self.shared = tuple(dim for dim, n in enumerate(self.size) if n == 1)  # along these, elements share a parameter
+        self.shared = tuple(dim for dim, n in enumerate(self.size) if n == 1)  # the axes along which elements share a parameter
 
     def spread(self, param: Tensor | None, acc: torch.dtype, offset: float = 0.0) -> Tensor | None:
         if param is None:
@@ -66,10 +71,10 @@ class _Indexed:
 
 
 class _Frame:
-    """The tensors of a problem on the four axes, and the blocks in which they are processed.
+    """How the tensors of a problem are seen as outer, reps, sets and run, and the blocks in which they are processed.
 
-    `outer` and `run` are split into factors, so that the parameter indices (1) become strides. `blocks` lists blocks of whole
-    sets, each with the smaller blocks in which it is read.
+    `outer` and `run` are split into several axes, so that the parameter of an element, equation (1), is found by strides.
+    `blocks` lists pairs (whole, parts): a block of whole sets, and the smaller blocks in which it is read.
     """
 
     def __init__(self, problem: NormProblem) -> None:
@@ -80,7 +85,7 @@ class _Frame:
         self.outer = _factors(x.outer, p.every, p.every * p.period, m.every, m.every * m.period)
         self.run = _factors(x.run, p.channel_run, m.channel_run)
         self.size = (*(n for n, _ in self.outer), x.reps, x.sets, *(n for n, _ in self.run))
-        self.reps = len(self.outer)  # the dimension of r; s follows it
+        self.reps = len(self.outer)  # the index of the dimension `reps`; `sets` is the next one
         self.reduced = (self.reps, *range(self.reps + 2, len(self.size)))
         self.stat_size = tuple(1 if dim in self.reduced else n for dim, n in enumerate(self.size))
         self.params, self.modulation = (_Indexed(q, self.outer, x.reps, x.sets, self.run) for q in (p, m))
@@ -97,7 +102,7 @@ class _Frame:
         return self.y(x) if self.problem.copied else self._split(x, self.x_view)
 
     def y(self, y: Tensor) -> Tensor:
-        """A tensor of x's shape. It is copied if it does not have y's strides."""
+        """Return a tensor of x's shape seen with the axes of the frame. It is copied first if it does not have y's strides."""
         return self._split(laid_out(y, self.problem.y_stride), self.y_view)
 
     def new_y(self, x: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ class _Frame:
         return dense.as_strided(self.stat_size, contiguous_stride(self.stat_size))
 
     def kept(self, stat: Tensor) -> Tensor:
-        """A statistic of the frame in the shape of the kept axes."""
+        """Return a statistic of the frame in the shape that launchers return: `stat_shape` of the problem."""
         return stat.as_strided(self.problem.stat_shape, self.problem.stat_stride)
 
     def mix(self, mean: Tensor, var: Tensor, operands: MixOperands) -> MixedStatistics:
@@ -126,7 +131,10 @@ class _Frame:
         return mix_statistics(self.problem.spec, self.problem.shape, sets, operands)
 
     def spread(self, stat: Tensor, x: Tensor) -> Tensor:
-        """A statistic, expanded along `run` if there are several reps. Then torch's inner loops are longer than one short run."""
+        """Return a statistic for elementwise operations with x.
+
+        If a set has several runs, the statistic is expanded along `run`. Then torch's inner loops are longer than one short run.
+        """
         if x.shape[self.reps] == 1:
             return stat
         return stat.expand(*stat.shape[: self.reps + 2], *x.shape[self.reps + 2 :]).contiguous()
@@ -142,7 +150,10 @@ class _Frame:
 
 
 def _cut(region: Sequence[slice], dims: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cut a region along `dims`, outermost first, until a block has at most BLOCK elements or nothing is left to cut."""
+    """Return the blocks of a region, which has one slice per dimension.
+
+    The region is cut along `dims`, in this order, until a block has at most BLOCK elements or no dimension is left to cut.
+    """
     size = prod(cut.stop - cut.start for cut in region)
     cuts = [[cut] for cut in region]
     for dim in dims:
@@ -157,7 +168,7 @@ def _cut(region: Sequence[slice], dims: Sequence[int]) -> Iterator[tuple[slice, 
 
 
 def _at(tensor: Tensor, block: Block) -> Tensor:
-    """The part of a tensor that belongs to a block; statistics and parameters have size 1 where they do not vary."""
+    """Return the part of a tensor that belongs to a block. Dimensions of size 1, along which it does not vary, stay whole."""
     if block is None:
         return tensor
     return tensor[tuple(slice(None) if n == 1 else cut for n, cut in zip(tensor.shape, block))]
@@ -250,7 +261,7 @@ def backward(problem: NormProblem) -> Backward:
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
 
         def load(part: Block) -> tuple[Tensor, ...]:
-            """x_hat, u, and the gradients of z, u and x_hat. u is only right if something follows the affine step."""
+            """Return (x_hat, u, dz, du, gradient of x_hat). u is only correct if a modulation or activation follows."""
             x_, dy_ = (_at(t, part).to(frame.acc) for t in (x_all, dy_all))
             w_, b_, post = _maybe(w_all, part), _maybe(b_all, part), _post_affine_at(post_all, part)
             if problem.from_y:
@@ -268,11 +279,11 @@ def backward(problem: NormProblem) -> Backward:
                 loaded = load(part)
                 x_hat, u, dz, du, wdy = loaded
                 for grad, terms in zip(params, ((du, x_hat), (du, None))):
-                    _add(grad, part, terms, frame.params.shared)  # (10), (11)
+                    _add(grad, part, terms, frame.params.shared)  # equations (10), (11)
                 for grad, terms in zip(per_sample, ((dz, u), (dz, None))):
-                    _add(grad, part, terms, frame.modulation.shared)  # (34), (35)
-                _add(c1, part, (wdy, None), frame.reduced, frame.count)  # (6)
-                _add(c2, part, (wdy, x_hat), frame.reduced, frame.count)  # (7)
+                    _add(grad, part, terms, frame.modulation.shared)  # equations (34), (35)
+                _add(c1, part, (wdy, None), frame.reduced, frame.count)  # equation (6)
+                _add(c2, part, (wdy, x_hat), frame.reduced, frame.count)  # equation (7)
             return loaded if len(parts) == 1 else None  # a single block need not be loaded again
 
         def apply(parts: Sequence[Block], loaded: tuple[Tensor, ...] | None, *stats: Tensor | None) -> None:
@@ -303,7 +314,7 @@ def backward(problem: NormProblem) -> Backward:
 
 
 def _add(sums: Tensor | None, part: Block, terms: tuple[Tensor, Tensor | None], dims: Sequence[int], count: int = 1) -> None:
-    """Sum the product of `terms` over `dims`, divide it by `count`, and add it to the block's place in `sums`."""
+    """Sum the product of `terms` over `dims`, divide the sum by `count`, and add the result to `sums` at this block."""
     if sums is not None:
         first, second = terms
         sum_ = total(first if second is None else first * second, dims)

@@ -1,6 +1,6 @@
-"""The reference family: the definition in `core/reference.py`, behind the interface of a family.
+"""The reference family: core/reference.py with the interface of a kernel family.
 
-It supports every problem, even empty tensors and memory that has no view of four axes.
+It supports every problem, even empty tensors and memory without a four-axis view (core/view.py).
 """
 
 from __future__ import annotations
