@@ -1,11 +1,12 @@
-"""Let onepass compute the norms of an existing model, in place.
+"""Make onepass compute the norms of an existing model, in place.
 
-- `patch`: the functions `patch` and `unpatch`; `report`: what `patch` returns and prints
+- `patch`: the functions `patch` and `unpatch`; `report`: the report that `patch` returns
 - `recognition/`: finds which norm of onepass a module computes, by comparing the two on random input
 - `analysis/`: finds the conditions that a forward branches on, by reading its source
-- `fusion/`: finds activations and sums that a norm can compute as well, and defines the modules that call it
-- `class_swap`: gives a module another class; `swapped_norm` and `channels_last` define such classes
-- `guards`: what each call of a patched module checks; `function_source`: from a function to its syntax tree and back
+- `fusion/`: lets a norm also compute the activation after it, or the sum before it
+- `class_swap`: replaces the class of a module; `swapped_norm` and `channels_last` define new classes
+- `guards`: the checks that each call of a patched module makes
+- `function_source`: turns a function into its syntax tree, and a changed tree into a function
 """
 
 from .patch import patch, unpatch

@@ -1,4 +1,4 @@
-"""Give convolutions channels-last weights. Then their outputs are channels-last, too, and norms keep that layout."""
+"""Make the weights of convolutions channels-last. Then their outputs are channels-last, too, and norms keep that layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class ChannelsLastRecipe:
-    """Marks a converted convolution, so that `unpatch` finds it. Its forward does not change."""
+    """The recipe of a convolution with a channels-last weight. It changes no behaviour; `unpatch` finds convolutions by it."""
 
     def bases(self) -> tuple[type, ...]:
         return ()
@@ -24,7 +24,11 @@ class ChannelsLastRecipe:
 
 
 def can_convert(module: nn.Module) -> bool:
-    """Whether a module is a convolution with a contiguous weight that does not share its memory."""
+    """Return whether `to_channels_last` can convert a module.
+
+    The module must be a 2-D or 3-D convolution. Its weight must be contiguous, must not be channels-last at the same
+    time (as 1×1 kernels are), and must not share its memory with other tensors.
+    """
     weight: Any = module._parameters.get("weight") if isinstance(module, nn.modules.conv._ConvNd) else None
     if weight is None or is_lazy(weight) or type(weight.data) is not Tensor or weight.dim() not in _FORMATS:
         return False
@@ -33,12 +37,12 @@ def can_convert(module: nn.Module) -> bool:
 
 
 def to_channels_last(module: nn.Module) -> None:
-    """Change the layout of the weight. The parameter stays the same object."""
+    """Make the weight of a convolution channels-last. The parameter stays the same object."""
     _set_layout(module, True)
 
 
 def to_contiguous(module: nn.Module) -> None:
-    """Undo `to_channels_last`."""
+    """Undo `to_channels_last`: make the weight contiguous again."""
     _set_layout(module, False)
 
 

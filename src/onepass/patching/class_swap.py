@@ -1,9 +1,9 @@
 """Change the class of a module, and nothing else.
 
 A patched module is the same object with the same attributes. So optimizers, hooks, wrappers, tied weights and
-state_dicts keep working. Its new class is a subclass of its original class, with the same name. A recipe, a frozen
-value, says what the new class does differently. Pickles and copies store the original class and the recipe, and build
-the new class from them. The recipes themselves are defined in other files.
+state_dicts keep working. Its new class is a subclass of its original class, with the same name. A recipe says what the
+new class does differently. Pickles and copies of a module store the original class and the recipe, from which the new
+class is built again. Recipes are defined in swapped_norm.py, channels_last.py and fusion/fused_modules.py.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import nn
 
 
 class Recipe(Protocol):
-    """How a new class differs from the original class: a frozen, hashable value."""
+    """How a new class differs from the original class. Recipes must be hashable."""
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        """Attributes of the new class that override those of `original`, such as its forward."""
+        """Return the attributes of the new class that override those of `original`, such as `forward`."""
         ...
 
     def bases(self) -> tuple[type, ...]:
-        """Base classes of the new class, before `original`."""
+        """Return the base classes of the new class that come before `original`."""
         ...
 
 
 class Swapped(nn.Module):
-    """Base of every class made here, so that `isinstance` finds patched modules."""
+    """Base class of all new classes: `isinstance(module, Swapped)` tells whether a module is patched."""
 
     _original_class: ClassVar[type[nn.Module]]
     _recipe: ClassVar[Any]
@@ -42,13 +42,16 @@ class Swapped(nn.Module):
 
 
 def swapped_class(original: type[nn.Module], recipe: Recipe) -> type[Swapped]:
-    """The class for a recipe. Equal arguments give the same class: torch.compile and `type(a) is type(b)` need that."""
+    """Return the new class for an original class and a recipe.
+
+    Equal arguments give the same class object, because torch.compile and `type(a) is type(b)` need that.
+    """
     return _make_class(original, recipe, original.forward)
 
 
 @cache
 def _make_class(original: type[nn.Module], recipe: Recipe, forward: Any) -> type[Swapped]:
-    """`forward` is only part of the cache key: a class whose forward was replaced needs a new subclass."""
+    """Build the class for `swapped_class`. `forward` is only part of the cache key, in case `original.forward` is replaced."""
     namespace = {"_original_class": original, "_recipe": recipe, "__module__": original.__module__, "__doc__": original.__doc__}
     cls = type(original.__name__, (Swapped, *recipe.bases(), original), namespace | recipe.namespace(original))
     cls.__qualname__ = original.__qualname__
@@ -60,13 +63,13 @@ def swap_class(module: nn.Module, recipe: Recipe) -> None:
 
 
 def restore_class(module: nn.Module) -> None:
-    """Undo `swap_class`. Any other module stays as it is."""
+    """Undo `swap_class`. A module that is not patched stays as it is."""
     if isinstance(module, Swapped):
         module.__class__ = module._original_class  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def class_changed_after_swap(module: nn.Module) -> bool:
-    """Whether something else changed the class after `swap_class`, as fully_shard and parametrizations do."""
+    """Return whether a patched module has since got another class, for example by fully_shard or a parametrization."""
     return isinstance(module, Swapped) and "_recipe" not in vars(type(module))
 
 

@@ -1,8 +1,8 @@
-"""From a function to its syntax tree, and from a changed tree back to a function.
+"""Read the syntax tree of a function, and compile a changed tree into a new function.
 
-`analysis/` and `fusion/` read and rewrite functions through this file. A function is only read if its source compiles
-to exactly the bytecode that runs; otherwise `Unreadable` says why. The new function has the globals, closure, defaults,
-wrappers and line numbers of the old one.
+A function is read only if its source compiles to exactly the bytecode that runs. Otherwise `Unreadable` is raised, with
+the reason. The new function has the globals, closure, defaults and line numbers of the original. `compile_method` also
+copies the wrappers of a method: the functions that decorators put around it, which have an attribute `__wrapped__`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 
 class Unreadable(Exception):
-    """Raised if a function cannot be read or rewritten. The report prints the message."""
+    """Raised if a function cannot be read or rewritten. The report of `patch` prints the message."""
 
 
 class MethodSource(NamedTuple):
@@ -28,7 +28,7 @@ class MethodSource(NamedTuple):
 
 
 def method_source(function: Callable[..., Any]) -> MethodSource:
-    """The source of a method, without its wrappers."""
+    """Return the syntax tree of a method, and the function inside its wrappers. Raise Unreadable if there is no source."""
     source = _read(inspect.unwrap(function))
     if not source.tree.args.args:
         raise Unreadable("its forward has no parameter for the module itself")
@@ -36,7 +36,7 @@ def method_source(function: Callable[..., Any]) -> MethodSource:
 
 
 def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
-    """The syntax tree of a function. A wrapper is read itself, not the function inside it."""
+    """Return the syntax tree of a function. For a wrapper, this is the tree of the wrapper, not of the function inside."""
     return _read(function).tree
 
 
@@ -60,7 +60,7 @@ def _read(function: Any) -> MethodSource:
 
 
 def _find_definition(source: str, name: str, line: int) -> tuple[ast.FunctionDef, types.CodeType]:
-    """The function that starts at a line of a file, as a tree and as code."""
+    """Return the syntax tree and the code object of the function `name` that starts at `line` of the source."""
     module, codes = _parse_file(source)
     found = (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == name)
     tree = next(node for node in found if min([node.lineno, *[decorator.lineno for decorator in node.decorator_list]]) == line)
@@ -76,26 +76,26 @@ def _parse_file(source: str) -> tuple[ast.Module, list[types.CodeType]]:
 
 
 def clear_caches() -> None:
-    """Free the syntax trees. They are many small objects, which slow down every run of the garbage collector."""
+    """Free the cached syntax trees. Their many small objects slow down every run of the garbage collector."""
     _parse_file.cache_clear()
     _read.cache_clear()
 
 
 def _is_mangled(node: ast.AST) -> bool:
-    """Whether Python mangles a name inside a class, as it does with `self.__name`."""
+    """Return whether a node has a name that Python changes inside a class (name mangling), such as `self.__name`."""
     name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None) or ""
     return isinstance(name, str) and name.startswith("__") and not name.endswith("__")
 
 
 def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
-    """Whether two code objects are the same, except for file and line."""
+    """Return whether two code objects are the same, apart from file names and line numbers."""
     alike = (a.co_code, a.co_names, a.co_varnames, len(a.co_consts)) == (b.co_code, b.co_names, b.co_varnames, len(b.co_consts))
     constants = zip(a.co_consts, b.co_consts)
     return alike and all(_same_code(p, q) if isinstance(p, types.CodeType) else repr(p) == repr(q) for p, q in constants)
 
 
 def resolve_global(function: Callable[..., Any], expression: str) -> Any:
-    """The value of an expression like "F.silu" in a function; None if its first name is not global."""
+    """Return the global value of an expression in a function, such as "F.silu"; None if it starts with a local variable."""
     root, *path = expression.split(".")
     inner: Any = inspect.unwrap(function)
     code = inner.__code__
@@ -108,12 +108,12 @@ def resolve_global(function: Callable[..., Any], expression: str) -> Any:
 
 
 def compile_method(function: Callable[..., Any], source: MethodSource, tree: ast.FunctionDef) -> Callable[..., Any]:
-    """A copy of a method that runs `tree`, with copies of its wrappers around it."""
+    """Return a copy of a method that runs `tree`, inside copies of the method's wrappers."""
     return _rewrap(function, source.inner, compile_like(source.inner, tree, {}))
 
 
 def compile_like(function: Any, tree: ast.FunctionDef, extra_names: dict[str, Any]) -> Any:
-    """A copy of a function that runs `tree`, which may also use `extra_names`."""
+    """Return a copy of a function that runs `tree`. The tree may also use `extra_names`, a dictionary from name to value."""
     code = _compile_tree(function, tree, tuple(extra_names))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells |= {name: types.CellType(value) for name, value in extra_names.items()}
@@ -121,13 +121,17 @@ def compile_like(function: Any, tree: ast.FunctionDef, extra_names: dict[str, An
 
 
 def _compile_tree(inner: Any, tree: ast.FunctionDef, extra_names: tuple[str, ...] = ()) -> types.CodeType:
-    """Compile a function inside another one, whose parameters are its free variables and `extra_names`."""
+    """Compile `tree`, and return its code object.
+
+    The function is compiled inside an outer function. The outer parameters become free variables of the code object: those
+    of `inner`, and `extra_names`.
+    """
     bare = deepcopy(tree)
     bare.decorator_list, bare.returns = [], None
     for arg in ast.walk(bare.args):
         if isinstance(arg, ast.arg):
             arg.annotation = None
-    bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # `_copy_function` copies the values
+    bare.args.defaults = [ast.Constant(None) for _ in bare.args.defaults]  # placeholders: `_copy_function` copies the values
     bare.args.kw_defaults = [None if default is None else ast.Constant(None) for default in bare.args.kw_defaults]
     free = [ast.arg(name) for name in (*inner.__code__.co_freevars, *extra_names)]
     outer = ast.FunctionDef("_outer", ast.arguments([], free, None, [], [], None, []), [bare], [], **_VERSION)
@@ -139,7 +143,7 @@ def _compile_tree(inner: Any, tree: ast.FunctionDef, extra_names: tuple[str, ...
 
 
 def _rewrap(function: Any, inner: Any, new_inner: Any) -> Any:
-    """Copy the wrappers of a function around a new inner function. Each copy's closure holds the new function."""
+    """Copy the wrappers of `function`, with `new_inner` in place of `inner` inside them. Return the outermost copy."""
     if function is inner:
         return new_inner
     below = function.__wrapped__
@@ -161,7 +165,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _copy_function(function: Any, code: types.CodeType, closure: tuple[Any, ...]) -> Any:
-    """A copy of a function with another code and closure."""
+    """Return a copy of a function with another code object and closure."""
     copy: Any = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     copy.__kwdefaults__, copy.__annotations__, copy.__qualname__ = function.__kwdefaults__, function.__annotations__, function.__qualname__
     copy.__doc__, copy.__module__ = function.__doc__, function.__module__
@@ -172,4 +176,4 @@ def _copy_function(function: Any, code: types.CodeType, closure: tuple[Any, ...]
 _FUTURE = __future__.annotations.compiler_flag
 
 
-_VERSION: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}  # a field that Python 3.12 added
+_VERSION: dict[str, Any] = {"type_params": []} if sys.version_info >= (3, 12) else {}  # Python 3.12 added it to FunctionDef

@@ -1,6 +1,8 @@
-"""What each call of a patched module checks: values that its forward read, modules inside it, hooks, rank and dtypes.
+"""Guards: the checks that each call of a patched norm makes. If one fails, the norm runs its original forward.
 
-If a check fails, the module runs its original forward. `torch.compile` calls such checks guards, too.
+The checks compare values that the original forward reads with their snapshots from the time of `patch`. They also check
+child modules, hooks, the rank of x, and dtypes. A plain value is a number, a string and the like, or a small collection
+of these. A snapshot is a hashable copy of a plain value.
 """
 
 from __future__ import annotations
@@ -24,52 +26,55 @@ _PLAIN_TYPES = (
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks."""
+    """Return whether a module has forward or backward hooks of its own."""
     own = module.__dict__
     return bool(own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
-# Whether torch has global hooks, which see the calls of all modules. Then nothing may be fused.
+# Returns whether torch has global hooks, which run in the calls of all modules. If it has, nothing may be fused.
 has_global_hooks: Callable[[], Any] = _has_any_global_hook
 
 
-COMMON_ATTRIBUTES = frozenset((*vars(nn.Module()), "training"))  # attributes that every module has
+COMMON_ATTRIBUTES = frozenset((*vars(nn.Module()), "training"))  # attributes that every nn.Module has
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value can be compared later: a number, a string and the like, or a small collection of these."""
+    """Return whether a value is a number, a string and the like, or a collection of fewer than 100 such values."""
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         return len(value) < 100 and all(map(is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
     return isinstance(value, _PLAIN_TYPES)
 
 
 def snapshot(value: Any) -> Any:
-    """A hashable copy of a plain value."""
+    """Return a hashable copy of a plain value."""
     if isinstance(value, (list, set, frozenset, dict)):
         return type(value).__name__, *((key, snapshot(value[key])) if isinstance(value, dict) else snapshot(key) for key in value)
     return (slice, value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
 def signature_of(act: nn.Module) -> tuple[Any, ...]:
-    """The class of an activation and its arguments, such as `approximate` of nn.GELU. Users may change them after `patch`."""
+    """Return the class and the plain attributes of an activation: (nn.GELU, ("approximate", "none")).
+
+    A changed signature means that the activation was changed after `patch`. `inplace` does not count.
+    """
     cls = type(act)
-    if cls is nn.SiLU or cls is nn.ReLU:  # their only argument is `inplace`
+    if cls is nn.SiLU or cls is nn.ReLU:  # faster; their only attribute is `inplace`
         return (cls,)
     own = act.__dict__.items()
     return cls, *[(k, snapshot(v)) for k, v in own if k not in COMMON_ATTRIBUTES and k != "inplace" and is_plain(v)]
 
 
 def matches(value: Any, expected: Any) -> bool:
-    """Whether a value still equals its snapshot."""
+    """Return whether a value equals the snapshot `expected`."""
     return value is expected or (
         is_plain(value) and (type(value) is type(expected) or not isinstance(value, (int, float))) and snapshot(value) == expected
     )
 
 
 def getter(path: str) -> Callable[[nn.Module], Any]:
-    """A function that takes a module and returns the value at a path.
+    """Return a function that takes a module and returns the value at `path`.
 
-    The path starts at the module ("self.act.slope"), or at a global ("package.module:NAME.attribute").
+    The path starts at the module ("self.act.slope"), or at a global variable ("package.module:NAME.attribute").
     """
     place, _, name = path.rpartition(":")
     if place:
@@ -92,18 +97,18 @@ def _get_nested(value: Any, names: list[str]) -> Any:
 
 
 def all_match(module: nn.Module, guarded: dict[str, Any]) -> bool:
-    """Whether all guarded values, by path, still equal their snapshots."""
+    """Return whether all guarded values still equal their snapshots. `guarded` maps paths to snapshots."""
     return all(matches(getter(path)(module), value) for path, value in guarded.items())
 
 
 class Guards(NamedTuple):
-    """The checks of one swapped norm. They are grouped by where a value is stored, so that each call is fast."""
+    """The checks of one patched norm. They are grouped by where a value is stored, because that makes them faster."""
 
-    own: tuple[tuple[str, Any], ...]  # attributes of the module
-    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # name, class and attributes of each child
-    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # all other values
-    unsupported_ranks: tuple[int, ...]  # of x
-    unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # dtypes of parameters, by dtype of x
+    own: tuple[tuple[str, Any], ...]  # attributes of the norm: name and snapshot
+    children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # child modules: name, class, attributes with snapshots
+    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # other values: `getter` and snapshot
+    unsupported_ranks: tuple[int, ...]  # ranks of x for which `fail` returns True
+    unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # the same for the dtype of x and dtypes of parameters
 
     @classmethod
     def make(
@@ -113,7 +118,7 @@ class Guards(NamedTuple):
         unsupported_ranks: tuple[int, ...],
         unsupported_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...],
     ) -> Guards | None:
-        """The arguments are those of `NormRecipe`. Returns None if there is nothing to check."""
+        """Build the guards from fields of a `NormRecipe` (swapped_norm.py). Return None if there is nothing to check."""
         split, classes = [(path.split("."), path, value) for path, value in guarded], dict(child_classes)
         own = tuple((parts[1], value) for parts, _, value in split if parts[0] == "self" and len(parts) == 2)
         of_children = [
@@ -129,7 +134,7 @@ class Guards(NamedTuple):
         return guards if any(guards) else None
 
     def fail(self, module: nn.Module, x: Tensor) -> bool:
-        """Whether any check fails. Runs in every call: `is` comes first, because it is the fastest comparison."""
+        """Return whether any check fails. This runs in every call, so `is`, the fastest comparison, comes first."""
         own, children, others, unsupported_ranks, unsupported_dtypes = self
         for name, expected in own:
             if (value := getattr(module, name, MISSING)) is not expected and not matches(value, expected):

@@ -1,7 +1,8 @@
-"""`patch` and `unpatch`.
+"""The functions `patch` and `unpatch`.
 
-`patch` first decides on all changes, without changing anything, and then applies them. Both functions raise an error for
-models that cannot be patched: scripted, traced and quantized ones, and those that are running.
+`patch` first plans all changes, and then applies them. A change gives a module a new class, which a recipe describes
+(class_swap.py). Both functions raise an error for scripted, traced and quantized models, and for a model whose forward
+is running.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from .swapped_norm import ONEPASS_CLASSES, NormRecipe
 
 
 def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_last: bool = False) -> Report:
-    """Let onepass compute the norms of a model, in place, and return a report.
+    """Make onepass compute the norms of a model, in place, and return a report.
 
-    Only the classes of modules change. Parameters, buffers, hooks and state_dict stay. The original class of a module
-    becomes a base class of its new class.
+    Modules get new classes, but keep their parameters, buffers, hooks and state_dict. The new class of a module is a
+    subclass of its original class.
 
-    With `fuse`, norms also compute activations that follow them and sums that precede them. `patch` finds these in
-    nn.Sequential, and in the source of the methods of other modules. With `channels_last`, the weights of convolutions
-    become channels-last, so their outputs do too. With `dry_run`, nothing changes.
+    With `fuse`, a norm also computes the activation after it, or the sum before it. `patch` finds both in nn.Sequential,
+    and in the source of other modules' methods. With `channels_last`, the weights of convolutions become channels-last,
+    so the outputs of convolutions are channels-last, too. With `dry_run`, nothing changes; the report says what would.
 
-    Example: `print(onepass.patch(model))`; `with onepass.patch(model): ...` undoes it at the end.
+    Example: `print(onepass.patch(model))`; `with onepass.patch(model): ...` undoes the patch at the end of the block.
     """
     _check_patchable(model)
     plan = _make_plan(model, fuse, channels_last)
@@ -57,7 +58,7 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Undo `patch`: modules get their original class back, and convolutions their original layout. Returns the model.
+    """Undo `patch`, and return the model. Modules get their original classes back, and convolutions their original layout.
 
     Example: `onepass.unpatch(model)`
     """
@@ -87,7 +88,7 @@ class _Plan(NamedTuple):
 
 
 def _make_plan(model: nn.Module, fuse: bool, channels_last: bool) -> _Plan:
-    """Decide on every change, and on every row of the report. Changes nothing."""
+    """Return all changes to make, and the rows and notes of the report. Nothing changes yet."""
     modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
     results = {id(module): result for _, module in modules if (result := _recognize(module)) is not None}
     recipes = {key: result if isinstance(result, NormRecipe) else None for key, result in results.items() if not isinstance(result, str)}
@@ -111,14 +112,18 @@ def _make_plan(model: nn.Module, fuse: bool, channels_last: bool) -> _Plan:
 
 
 def _recognize(module: nn.Module) -> NormRecipe | str | bool | None:
-    """Like `recognize`, but also accepts patched norms, and returns True for a module of onepass.nn."""
+    """Return the recipe of a norm, or the reason why it has none; None if the module is not a norm.
+
+    This extends `recognize` of recognition/recognize.py: a patched norm has its recipe already, and for a module of
+    onepass.nn, which needs no recipe, the result is True.
+    """
     if isinstance(module, Swapped):
         return module._recipe if isinstance(module._recipe, NormRecipe) else None
     return True if type(module) in ONEPASS_CLASSES else recognize(module)
 
 
 def _is_new(module: nn.Module, result: NormRecipe | str | bool | None) -> bool:
-    """Whether this call of `patch` replaces the module."""
+    """Return whether this call of `patch` replaces the module. `result` is what `_recognize` returned."""
     return isinstance(result, NormRecipe) and not isinstance(module, Swapped)
 
 
@@ -156,7 +161,7 @@ def _check_patchable(model: Any) -> None:
 
 
 def _check_not_running(model: nn.Module) -> None:
-    """Raise an error if any thread runs a forward of the model, since classes would change during the call."""
+    """Raise an error if any thread is running a forward of the model. Classes must not change during a call."""
     modules = {id(module): name for name, module in model.named_modules()}
     for frame in sys._current_frames().values():
         while frame is not None:

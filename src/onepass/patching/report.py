@@ -1,4 +1,4 @@
-"""The report of `patch`: one row for each norm, counts, and a table as text."""
+"""The report that `patch` returns: one row for each norm, counts, and a table to print."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ REPLACED, FUSED, LEFT, ALREADY = "replaced", "fused", "left", "already"
 
 
 class Row(NamedTuple):
-    """A norm of the model."""
+    """One norm of the model, and what `patch` did with it."""
 
-    name: str  # its path
-    cls: str  # its class
-    action: str  # "replaced", "fused", "left" (alone), or "already" (patched by an earlier call)
-    became: str  # the class of onepass.nn that computes it; "" if it was left alone
-    why: str  # what it was fused with, why it was not fused, or why it was left alone
+    name: str  # the path of the norm in the model, such as "down.0.norm"
+    cls: str  # the name of its original class
+    action: str  # "replaced", "fused", "left" (unchanged), or "already" (patched by an earlier call)
+    became: str  # the name of the class of onepass.nn that now computes the norm; "" if it was left unchanged
+    why: str  # what the norm was fused with, why it was not fused, or why it was left unchanged
 
 
 @dataclass
 class Report:
-    """Every norm of a model, and what `patch` did with it. As a context manager, it undoes that `patch` on exit.
+    """The result of `patch`: every norm of a model, and what happened to it. In a `with` statement, it undoes that `patch`.
 
     Example: `print(onepass.patch(model, dry_run=True))`
     """
@@ -35,7 +35,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of norms found, replaced (fused or not), fused, left alone, and already patched."""
+        """The numbers of norms: "found", "replaced" (fused or not), "fused", "left" (unchanged), "already" (patched before)."""
         times = Counter(row.action for row in self.rows)
         replaced = times[REPLACED] + times[FUSED]
         return {"found": len(self.rows), "replaced": replaced, "fused": times[FUSED], "left": times[LEFT], "already": times[ALREADY]}
@@ -47,7 +47,7 @@ class Report:
         self._undo()
 
     def __str__(self) -> str:
-        """A table. Norms treated the same way share a line if their paths differ only in numbers."""
+        """Return the report as a table. Rows that differ only in the numbers of their paths share a line."""
         alike: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             alike.setdefault((re.sub(r"\d+", "#", row.name), *row[1:]), []).append(row)
@@ -67,7 +67,7 @@ class Report:
 
 
 def counted(number: int, noun: str) -> str:
-    """ "1 norm", "2 norms"."""
+    """Return a number with its noun: "1 norm", "2 norms"."""
     return f"{number} {noun}" + "s" * (number != 1)
 
 
@@ -78,12 +78,12 @@ def _describe(row: Row) -> str:
 
 
 def _merge_paths(names: list[str]) -> str:
-    """Write several paths as one: "down.{0-3}.norm"."""
+    """Merge paths that differ only in numbers into one, such as "down.{0-3}.norm"."""
     parts = zip(*(re.split(r"(\d+)", name) for name in names))
     return "".join(part[0] if len(set(part)) == 1 else _merge_numbers(sorted({int(number) for number in part})) for part in parts)
 
 
 def _merge_numbers(numbers: list[int]) -> str:
-    """ "{0-3}" for a range, "{0,2}" otherwise."""
+    """Return "{0-3}" for consecutive numbers, and a list such as "{0,2}" for others."""
     is_range = numbers == list(range(numbers[0], numbers[-1] + 1))
     return f"{{{numbers[0]}-{numbers[-1]}}}" if is_range else "{" + ",".join(map(str, numbers)) + "}"

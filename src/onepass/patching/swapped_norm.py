@@ -1,8 +1,8 @@
-"""The class of a swapped norm: its recipe and its forward.
+"""The new class of a patched norm: its recipe, `NormRecipe`, and its forward.
 
-The forward reads parameters and eps from the module, under the names that its original class uses, and calls
-`onepass.functional`. Fused modules (`fusion/`) pass one more argument: `activation`, applied to the result, or
-`residual`, added to the input. With `residual` the forward returns (y, sum).
+The forward reads parameters and eps from the module, under the names that the original class uses, and calls
+`onepass.functional`. Fused modules (`fusion/`) call a norm with one more argument: `activation` is applied to the result,
+`residual` is added to the input. With `residual`, the forward returns (y, x + residual).
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from .guards import Guards
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-# Where a module keeps a value: the name of an attribute, a function of the module, or the value itself.
+# How to get a value, such as eps: the name of an attribute of the module, a function of the module, or the value itself.
 Location = str | float | Callable[[nn.Module], Any] | None
 
 
-# Inputs with fewer elements run the original forward, which is faster there (H200, 2026-11-16; docs/measured.md).
-MIN_ELEMENTS_COMPILED = 2**22  # under torch.compile: a call of our op takes 55 µs of host time
+# Under torch.compile, the original forward runs if x has fewer elements than this. One call of onepass's operator takes
+# 55 µs of host time (H200, 2026-11-16; docs/measured.md).
+MIN_ELEMENTS_COMPILED = 2**22
 
 
-# For modules that call torch's layer_norm or rms_norm, in eager training. Forward and backward take 171 µs of host time
-# in torch, and 440 µs in onepass.
+# In eager training on a GPU, modules that call torch's layer_norm or rms_norm run their original forward if x has fewer
+# elements than this. Forward and backward together take 171 µs of host time in torch, and 440 µs in onepass (H200;
+# docs/measured.md).
 MIN_ELEMENTS_TRAINING = 2**23
 
 
@@ -47,7 +49,7 @@ ACTIVATIONS = {name: activation.apply for name, activation in ACTIVATION_FUNCTIO
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that calls `original` under torch.compile, and `method` otherwise. Dynamo then traces only `original`."""
+    """Return a method that calls `original` under torch.compile, and `method` otherwise. So torch.compile traces `original`."""
 
     @wraps(original)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -58,31 +60,33 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
 
 @dataclass(frozen=True)
 class NormRecipe:
-    """Which norm of onepass.nn a module of another class computes, and where the module keeps its parameters."""
+    """The recipe of a norm: which class of onepass.nn computes the same, and where the module keeps its parameters."""
 
-    like: type[nn.Module]  # the class of onepass.nn
+    like: type[nn.Module]  # the class of onepass.nn that computes the same as the module
     weight: Location = "weight"
     bias: Location = "bias"
     eps: Location = "eps"
     weight_offset: float = 0.0
-    activation: str | None = None  # the activation that the module itself applies
-    # The dtype of y if x and weight have different dtypes: that of "x" or "weight", or "promoted"; "" for torch's rules.
+    activation: str | None = None  # an activation that the original forward applies after normalizing
+    # If x and weight have different dtypes, y has that of "x", that of "weight", or the "promoted" one; "" means torch's rules.
     result: str = ""
-    autocast: bool = True  # whether it follows torch.nn's rules under autocast
-    argument: str = "input"  # the name of x in its forward
-    # The original forward runs if these values or modules have changed, and for these ranks and dtypes.
-    guarded: tuple[tuple[str, Any], ...] = ()  # values that its forward reads, by path
-    child_classes: tuple[tuple[str, type], ...] = ()
-    unsupported_ranks: tuple[int, ...] = ()  # of x
-    unsupported_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # of x and of parameters
+    autocast: bool = True  # whether the original forward follows torch.nn's rules under autocast
+    argument: str = "input"  # the name of x in the signature of the original forward
+    # The fields below become guards (guards.py). The original forward runs if a value or a class has changed, and for these ranks
+    # and dtypes.
+    guarded: tuple[tuple[str, Any], ...] = ()  # (path, snapshot) of the values that the original forward reads
+    child_classes: tuple[tuple[str, type], ...] = ()  # (name, class) of the child modules
+    unsupported_ranks: tuple[int, ...] = ()  # ranks of x
+    unsupported_dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # (dtype of x, dtype of parameters)
 
     def bases(self) -> tuple[type, ...]:
         return (_FunctionalNorm,) if self.like in _FUNCTIONS else (_RunningStatsNorm, self.like)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        """Under torch.compile most norms run their original forward.
+        """Return the attributes of the new class: forward, extra_repr and guards.
 
-        Inductor's kernels are as fast there, and fuse more neighbours.
+        Under torch.compile, most norms run their original forward. Inductor compiles it to kernels that are as fast, and
+        that fuse more operations.
         """
         ours = _SwappedNorm._onepass_forward
         forward = ours if self.like in OURS_WHEN_COMPILED else original_when_compiling(ours, original.forward)
@@ -94,12 +98,12 @@ class NormRecipe:
 
     @property
     def normalizes_rows(self) -> bool:
-        """Whether it normalizes the last dimensions. Only such norms can be fused with a sum before them."""
+        """Whether the norm normalizes the last dimensions. Only such norms can be fused with a sum before them."""
         return self.like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm)
 
 
 class _SwappedNorm(nn.Module):
-    """The forward of a swapped norm: one tensor, by position or by name. Other calls go to the original forward."""
+    """Defines the forward of a patched norm. It takes one tensor, by position or by name; other calls go to the original."""
 
     _original_class: type[nn.Module]
     _recipe: NormRecipe
@@ -113,7 +117,7 @@ class _SwappedNorm(nn.Module):
         else:
             return self._original_class.forward(self, *args, **kwargs)
         if not isinstance(x, Tensor):
-            if not hasattr(type(x), "__torch_function__"):  # a torch.fx proxy has it
+            if not hasattr(type(x), "__torch_function__"):  # a torch.fx proxy has this method
                 return self._call_original(x, activation, residual)
         elif x.is_nested or x.is_complex() or _original_is_faster(self._recipe, x) or (self._guards and self._guards.fail(self, x)):
             return self._call_original(x, activation, residual)
@@ -126,7 +130,10 @@ class _SwappedNorm(nn.Module):
         return self._normalize(total, activation), total
 
     def _call_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
-        """Run the original forward: for inputs that onepass does not support or speed up, and if a guard fails."""
+        """Run the original forward, with a fused sum before it or a fused activation after it.
+
+        This happens for inputs that onepass does not support or does not speed up, and if a guard fails.
+        """
         total = x if residual is None else x + residual
         y = self._original_class.forward(self, total)
         y = y if activation is None else ACTIVATIONS[activation](y)
@@ -137,7 +144,7 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
-    """Whether x is so small that the original forward is faster, because host time dominates."""
+    """Return whether x is so small that host time dominates, so that the original forward is faster."""
     if _compiling():
         return x.numel() < MIN_ELEMENTS_COMPILED
     trained = recipe.normalizes_rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
@@ -145,7 +152,7 @@ def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
 
 
 class _RunningStatsNorm(_SwappedNorm):
-    """Norms with running statistics. The new class is a subclass of a onepass.nn class, and calls its forward."""
+    """A patched BatchNorm or InstanceNorm. Its class also inherits from a class of onepass.nn, whose forward it calls."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         assert residual is None
@@ -153,7 +160,7 @@ class _RunningStatsNorm(_SwappedNorm):
 
 
 class _FunctionalNorm(_SwappedNorm):
-    """All other norms: call a function with the values that the recipe locates."""
+    """All other patched norms. They get parameters and eps as the recipe says, and call a function of `onepass.functional`."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         recipe, look_up = self._recipe, self._recipe.look_up
@@ -168,7 +175,11 @@ class _FunctionalNorm(_SwappedNorm):
     def _normalize_mixed(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, activation: str | None
     ) -> Any:
-        """Compute in the wider dtype of x and weight, unless a kernel supports both and y has the dtype of x."""
+        """Normalize an x whose dtype differs from that of weight. Return y, or (y, x + residual) with a residual.
+
+        The kernels support a half-precision x and y with a float32 weight. For other dtypes, x, weight and bias are first
+        converted to their promoted dtype.
+        """
         recipe, wide = self._recipe, torch.promote_types(x.dtype, weight.dtype)
         dtype = {"x": x.dtype, "weight": weight.dtype, "promoted": wide}[recipe.result]
         total = x if residual is None else x + residual
@@ -208,7 +219,7 @@ def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float
     return F.group_norm(x, module.num_groups, weight, bias, eps, activation=activation)
 
 
-# Norms that onepass also computes under torch.compile.
+# Norms that onepass computes under torch.compile, too. All others run their original forward there.
 OURS_WHEN_COMPILED = {onepass_nn.GroupNorm, onepass_nn.InstanceNorm1d, onepass_nn.InstanceNorm2d, onepass_nn.InstanceNorm3d}
 
 

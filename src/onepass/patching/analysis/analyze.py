@@ -1,4 +1,8 @@
-"""The entry points of the analysis: a module's forward, or a function of one tensor."""
+"""Analyze the forward of a module, or a function of one tensor.
+
+To follow a function is to interpret its source without running it. Trials are comparisons on random input
+(recognition/trials.py), which record the outcomes of conditions.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,19 @@ from .statements import Statements
 from .trust import is_trusted
 from .values import TENSOR, VARIES, Analysis, Known, NotAnalyzable
 
-MAX_DEPTH = 20  # nested calls that are followed
+MAX_DEPTH = 20  # calls that are nested deeper are not followed
 
 
 def analyze_forward(module: nn.Module, analysis: Analysis) -> Analysis:
-    """Follow the forward of a module, and add all findings to `analysis`. Raises NotAnalyzable with the reason."""
+    """Follow the forward of a module, add all findings to `analysis`, and return `analysis`.
+
+    Raise NotAnalyzable, with the reason, if the forward cannot be followed.
+    """
     forward, owner = type(module).forward, Known(module, "self")
     inner = inspect.unwrap(forward)
     if not is_trusted(forward):
         _follow(analysis, forward, [owner, TENSOR], {}, (), True)
-    elif not is_trusted(inner):  # a wrapper of torch, such as no_grad
+    elif not is_trusted(inner):  # a forward inside a wrapper of torch, such as no_grad
         _follow(analysis, inner, [owner, TENSOR], {}, (), False)
     else:  # a forward of torch, which may call methods of the user's class
         for name in inner.__code__.co_names:
@@ -38,7 +45,7 @@ def analyze_forward(module: nn.Module, analysis: Analysis) -> Analysis:
 
 
 def analyze_function(function: Callable[..., Any]) -> Analysis:
-    """Like `analyze_forward`, for a function of one tensor."""
+    """Follow a function of one tensor, and return all findings. Raise NotAnalyzable, with the reason, if that fails."""
     analysis = Analysis()
     if not is_trusted(function):
         _follow(analysis, function, [TENSOR], {}, (), True)
@@ -48,9 +55,10 @@ def analyze_function(function: Callable[..., Any]) -> Analysis:
 
 
 def _follow(analysis: Analysis, function: Any, args: list[Any], keywords: dict[str, Any], stack: tuple[Any, ...], is_recorded: bool) -> Any:
-    """Follow a function, and return what is known of its result.
+    """Follow a function, and return what the analysis knows of its result.
 
-    `is_recorded` says whether trials will record its conditions. If not, it may only branch to raise an error.
+    `stack` holds the functions that called this one. `is_recorded` tells whether trials will record the conditions of the
+    function. If not, the function may branch only to raise an error.
     """
     if isinstance(function, functools._lru_cache_wrapper):
         function = function.__wrapped__

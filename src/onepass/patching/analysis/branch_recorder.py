@@ -1,4 +1,7 @@
-"""Record the outcomes of conditions while a trial runs. An instrumented function computes the same as the original."""
+"""Record the outcomes of conditions, True or False, during trials: comparisons on random input (recognition/trials.py).
+
+An instrumented function computes the same as the original, and records the outcomes of its conditions.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .values import Analysis, Condition
 
 
 class BranchRecorder:
-    """Instruments the functions of an analysis, and collects the outcomes of its conditions."""
+    """Makes an instrumented version of each function in an analysis, and collects the outcomes of conditions."""
 
     def __init__(self, analysis: Analysis) -> None:
         self.conditions = list(analysis.conditions.items())
@@ -35,7 +38,7 @@ class BranchRecorder:
                 self.new_functions[function] = compile_like(function, _instrument(tree_of(function), conditions, calls), names)
 
     def instrumented(self, function: Any) -> Any:
-        """The instrumented version of a function, method or module; the same object if there is none."""
+        """Return the instrumented version of a function, method or module; the object itself if there is no such version."""
         inner = function.__wrapped__ if isinstance(function, functools._lru_cache_wrapper) else function
         if isinstance(inner, types.FunctionType):
             return self.new_functions.get(inner, function)
@@ -46,9 +49,9 @@ class BranchRecorder:
         return function if new is None else types.MethodType(new, inner)
 
     def one_sided_condition(self) -> str:
-        """The text of a condition that had only one outcome, or "".
+        """Return the text of a condition that had only one outcome; "" if there is none.
 
-        A condition that was never reached does not count. It is behind another condition, and that one is reported.
+        A condition that was never reached does not count: the condition in front of it had only one outcome.
         """
         for index, (_, condition) in enumerate(self.conditions):
             if len(self.outcomes[index]) == 1 and not {True, False} - self.outcomes[index] <= condition.optional_outcomes:
@@ -56,7 +59,7 @@ class BranchRecorder:
         return ""
 
     def _record_condition(self, index: int, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.numel() == 1:  # a larger tensor is not used as a condition
+        if not isinstance(value, Tensor) or value.numel() == 1:  # a tensor with more elements cannot decide a branch
             self.outcomes[index].add(bool(value))
         return value
 
@@ -71,9 +74,10 @@ class BranchRecorder:
 
 
 def _instrument(tree: ast.FunctionDef, conditions: dict[int, tuple[int, Condition]], calls: set[int]) -> ast.FunctionDef:
-    """A copy of a tree that reports its conditions, and that calls the instrumented versions of functions.
+    """Return a copy of a syntax tree that records its conditions, and that calls the instrumented versions of functions.
 
-    Nodes are numbered in the order of `ast.walk`.
+    `conditions` maps the number of a node to (index in the recorder, condition). `calls` has the numbers of the nodes that
+    call other functions. Nodes are numbered in the order of `ast.walk`.
     """
     tree = deepcopy(tree)
     nodes = list(ast.walk(tree))

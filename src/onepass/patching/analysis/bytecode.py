@@ -1,4 +1,4 @@
-"""Functions without readable source: only their bytecode is checked."""
+"""Check functions whose source cannot be read. Only their bytecode is available, so they must not branch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .values import Analysis, Known, NotAnalyzable
 
 
 def check_bytecode(analysis: Analysis, function: types.FunctionType, args: list[Any], reason: str) -> None:
-    """Raise NotAnalyzable if a function branches, or reads anything but torch and its module.
+    """Raise NotAnalyzable if a function branches, changes anything, or reads globals other than torch and builtins.
 
-    `reason` says why its source is not readable.
+    Attributes of its module that the function reads are guarded. `reason` says why the source cannot be read.
     """
     codes, owner = [function.__code__], next((arg for arg in args if isinstance(arg, Known) and isinstance(arg.value, nn.Module)), None)
     for code in codes:
@@ -40,7 +40,11 @@ def check_bytecode(analysis: Analysis, function: types.FunctionType, args: list[
 
 
 def _check_attribute(analysis: Analysis, owner: Known | None, name: str, reason: str) -> None:
-    """Check an attribute of an unknown object, which may be the module."""
+    """Check an attribute that a function reads. Bytecode does not tell whose it is, so it may be one of `owner`, the module.
+
+    Raise NotAnalyzable for an attribute that tells the device, for `__names__`, and for properties and methods of the user's
+    class. Guard a plain value: each call of the patched module checks it (guards.py).
+    """
     if name in DEVICE_ATTRIBUTES or name.startswith("__"):
         raise NotAnalyzable(f"it reads {name}, and {reason}")
     if owner is None or name in ("training", *owner.value._parameters, *owner.value._buffers):

@@ -1,4 +1,8 @@
-"""Calls: which are followed, which are trusted, and which make a forward impossible to analyze."""
+"""Interpret calls in the source of a forward.
+
+Functions of trusted packages (`trust`) are not interpreted. Other Python functions are followed: their source is
+interpreted, too. Any other call raises NotAnalyzable. Trials are comparisons on random input (recognition/trials.py).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ SHAPE_METHODS: dict[str, Callable[..., Any]] = {
 
 
 class Calls(Names):
-    """Evaluates calls."""
+    """The part of the interpreter that handles calls."""
 
     def _eval_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
@@ -48,11 +52,11 @@ class Calls(Names):
         if isinstance(function, Known):
             return self._call_known(node, function, args, keywords, values)
         if varies(function):
-            return VARIES  # a nested function, which was followed where it is defined
+            return VARIES  # a nested function, already followed where it was defined
         raise self.error(node, f"it calls {ast.unparse(node.func)}, which is unknown")
 
     def _method_of_unknown(self, function: ast.Attribute, base: Any, values: list[Any]) -> Any:
-        """Call a method of an unknown value, such as a tensor, a size or a dtype."""
+        """Return what the analysis knows of the result of a method of an unknown value, such as a tensor, a size or a dtype."""
         if isinstance(base, Unknown) and base.shape is not None and function.attr in SHAPE_METHODS:
             return self.computed(function, [Known(base.shape), *values], SHAPE_METHODS[function.attr])
         self.value(function)  # raises an error for methods such as get_device
@@ -67,7 +71,7 @@ class Calls(Names):
         return Known(SuperProxy((self.function.__closure__ or ())[code.co_freevars.index("__class__")].cell_contents, owner))
 
     def _arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-        """What is known of each argument; None stands for an unknown number of arguments."""
+        """Return what the analysis knows of positional and keyword arguments. None stands for an unknown number of them."""
         args, keywords = [], {}
         for arg in node.args:
             if not isinstance(arg, ast.Starred):
@@ -85,7 +89,7 @@ class Calls(Names):
         return args, keywords
 
     def _call_known(self, node: ast.Call, function: Known, args: list[Any], keywords: dict[str, Any], values: list[Any]) -> Any:
-        """Call a known function. `values` are all arguments in one list."""
+        """Return what the analysis knows of the result of a known function. `values` has all arguments in one list."""
         called, text = function.value, ast.unparse(node.func)
         if isinstance(called, functools.partial):
             keywords = {**{name: Known(value) for name, value in called.keywords.items()}, **keywords}
@@ -108,7 +112,7 @@ class Calls(Names):
         if called in (hasattr, getattr) and len(args) > 1:
             return self._getattr_or_hasattr(node, called, args)
         wrapped = inspect.unwrap(called) if callable(called) else called
-        if is_trusted(called) and wrapped is not called and not is_trusted(wrapped):  # a wrapper of torch, such as no_grad
+        if is_trusted(called) and wrapped is not called and not is_trusted(wrapped):  # inside a wrapper of torch, such as no_grad
             return self.follow(wrapped, args, keywords, False)
         is_pure = isinstance(called, (type, types.BuiltinFunctionType)) and called in PURE_BUILTINS
         if isinstance(called, types.BuiltinMethodType) and called.__self__ is not None:
@@ -125,11 +129,11 @@ class Calls(Names):
         raise self.error(node, f"it calls {text}, whose source cannot be read")
 
     def _call_pure(self, node: ast.Call, called: Any, values: list[Any], keywords: dict[str, Any]) -> Any:
-        """Call a builtin function, or a method of a plain value."""
+        """Return what the analysis knows of the result of a builtin function, or of a method of a number, string or the like."""
         first = values[0] if values else FIXED
         if called is isinstance and is_tensor(first) and isinstance(values[1], Known):
             classes = values[1].value if isinstance(values[1].value, tuple) else (values[1].value,)
-            if Tensor in classes:  # for other inputs the original forward runs
+            if Tensor in classes:  # then the result is True: the original forward handles other inputs
                 return Known(True)
         if called is type and len(values) == 1 and isinstance(first, Known):
             return Known(type(first.value), f"{first.path}.__class__")
@@ -141,7 +145,7 @@ class Calls(Names):
         return self.computed(node, values, None if keywords else called)
 
     def _call_torch(self, node: ast.Call, called: Any, text: str, values: list[Any]) -> Any:
-        """Call a function of torch, or of another trusted package."""
+        """Return what the analysis knows of the result of a function of torch, or of another trusted package."""
         name, module = getattr(called, "__name__", ""), getattr(called, "__module__", None) or ""
         if type(called).__module__ == "torch._ops" and "aten" not in str(called):
             raise self.error(node, f"it calls {text}, whose source cannot be read")
@@ -149,7 +153,7 @@ class Calls(Names):
             return VARIES
         if name in COMPILING_QUERIES:
             self.analysis.checks_compiling = True
-            return Known(False)  # compiled code runs the original forward
+            return Known(False)  # "not compiling": compiled code runs the original forward
         if name == "is_tensor" and is_tensor(values[0]):
             return Known(True)
         any_varies = any(map(varies, values))
@@ -171,7 +175,7 @@ class Calls(Names):
         return self.attribute(node, base, name.value) if exists else args[2] if len(args) > 2 else FIXED
 
     def _follow_autograd_function(self, function: type[torch.autograd.Function]) -> Any:
-        """Follow the methods of an autograd.Function. Trials cannot record their conditions."""
+        """Follow the methods of an autograd.Function, and return TENSOR. Trials cannot record the conditions in these methods."""
         for name in ("forward", "backward", "setup_context"):
             step = inspect.getattr_static(function, name, None)
             step = step.__func__ if isinstance(step, (staticmethod, classmethod)) else step

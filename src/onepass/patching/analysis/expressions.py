@@ -1,4 +1,4 @@
-"""Operators, conditions inside expressions, and collections."""
+"""Interpret expressions: operators, conditions inside expressions, and collections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 
 
 class Expressions(Calls):
-    """Evaluates all other expressions."""
+    """The part of the interpreter that handles all expressions except names, attributes and calls."""
 
     def _eval_IfExp(self, node: ast.IfExp) -> Any:
         test = self.test(node.test)
@@ -39,7 +39,11 @@ class Expressions(Calls):
         return self.and_or(node, lambda operand: self.value(operand) if operand is node.values[-1] else self.test(operand), False)
 
     def and_or(self, node: ast.BoolOp, evaluate: Callable[[ast.expr], Any], as_condition: bool) -> Any:
-        """`and` and `or`. Operands after a known outcome are not evaluated."""
+        """Return what the analysis knows of an expression with `and` or `or`.
+
+        Operands after one that decides the outcome are not evaluated. With `as_condition`, only the truth of the result
+        matters.
+        """
         deciding_outcome, undecided = isinstance(node.op, ast.Or), []
         for operand in node.values:
             value = evaluate(operand)

@@ -1,4 +1,9 @@
-"""The base of the interpreter: what it keeps while it follows one function, and how it combines values."""
+"""The base class of the interpreter, which follows a function: interprets its source without running it.
+
+What the analysis knows of a value is an object of values.py: `Known`, with the value itself, or `Unknown`, such as FIXED
+or VARIES. Trials are comparisons on random input (recognition/trials.py). A guarded value is checked in each call of the
+patched module (guards.py).
+"""
 
 from __future__ import annotations
 
@@ -14,36 +19,37 @@ from onepass.patching.guards import is_plain
 from .trust import TRUSTED_PACKAGES
 from .values import FIXED, TENSOR, VARIES, Analysis, Condition, Known, NotAnalyzable, are_same, is_callable_or_package, is_tensor, varies
 
-# Takes a function, its arguments, and whether trials record its conditions. Returns what is known of the result.
+# The type of a function that follows another one. Its arguments: the other function, the positional and keyword arguments of
+# that function, and whether trials record its conditions. It returns what the analysis knows of the result of that function.
 Follow = Callable[[Any, list[Any], dict[str, Any], bool], Any]
 
 
 class Interpreter:
-    """Follows one function. Subclasses add a method `_eval_...` or `_exec_...` for each kind of syntax node."""
+    """Follows one function. Subclasses add a method `_eval_...` for each kind of expression, and `_exec_...` for statements."""
 
     def __init__(self, analysis: Analysis, function: types.FunctionType, tree: ast.FunctionDef, follow: Follow) -> None:
         self.analysis, self.function, self.tree, self.follow = analysis, function, tree, follow
         self.node_numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
-        self.variables: dict[str, Any] = {}  # what is known of each local variable
+        self.variables: dict[str, Any] = {}  # what the analysis knows of each local variable
         self.returns: list[Any] = []
-        self.branch_varies = False  # whether this code only runs in some calls
+        self.branch_varies = False  # whether the current statement runs only in some calls
 
     def assign(self, target: ast.expr, value: Any) -> None:
         raise NotImplementedError
 
     def test(self, node: ast.expr, optional_outcomes: frozenset[bool] = frozenset()) -> Any:
-        """What is known of a condition. A condition that varies is recorded."""
+        """Return what the analysis knows of a condition, and record the condition if it varies from call to call."""
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> Any:
-        """What is known of an expression."""
+        """Return what the analysis knows of the value of an expression."""
         evaluate = getattr(self, f"_eval_{type(node).__name__}", None)
         if evaluate is None:
             raise self.error(node, f"it has an expression that cannot be followed, {ast.unparse(node)!r:.60}")
         return evaluate(node)
 
     def add_condition(self, node: ast.AST, text: str, optional_outcomes: frozenset[bool] = frozenset(), is_loop: bool = False) -> None:
-        """Record a condition that varies. Trials must see both of its outcomes."""
+        """Record a condition that varies from call to call. Trials must see both of its outcomes, except `optional_outcomes`."""
         condition = Condition(f"`{text}` ({self.where(node)})", optional_outcomes, is_loop)
         self.analysis.conditions[self.function, self.node_numbers[id(node)]] = condition
 
@@ -51,11 +57,11 @@ class Interpreter:
         return NotAnalyzable(f"{why} ({self.where(node)})")
 
     def where(self, node: ast.AST) -> str:
-        """File and line of a node."""
+        """Return the file and line of a node, such as "model.py:12"."""
         return f"{self.function.__code__.co_filename.rsplit('/', 1)[-1]}:{getattr(node, 'lineno', self.tree.lineno)}"
 
     def either(self, a: Any, b: Any) -> Any:
-        """What is known of a value that is one of two."""
+        """Return what the analysis knows of a value that is either `a` or `b`."""
         if are_same(a, b):
             return a
         if self.branch_varies or varies(a) or varies(b):
@@ -63,7 +69,10 @@ class Interpreter:
         return FIXED
 
     def computed(self, node: ast.AST, parts: list[Any], compute: Callable[..., Any] | None = None) -> Any:
-        """What is known of a value computed from others. It is known if all of them are."""
+        """Return what the analysis knows of a value computed from `parts`.
+
+        The value is known only if all parts are known and `compute` is given.
+        """
         for part in parts:
             if isinstance(part, Known) and not is_plain(part.value) and not is_callable_or_package(part.value):
                 text = part.path.replace(":", ".") or f"a {type(part.value).__name__}"
@@ -72,12 +81,12 @@ class Interpreter:
             try:
                 result = compute(*[part.value for part in parts])
             except Exception:
-                return FIXED  # it raises an error in every call
+                return FIXED  # `compute` would fail in every call
             return Known(result) if is_plain(result) or isinstance(result, type) else FIXED
         return VARIES if any(map(varies, parts)) else FIXED
 
     def outside(self, value: Any, path: str, text: str) -> Any:
-        """A value from outside the function. A plain value is guarded."""
+        """Return a value from outside the function as `Known`. Numbers, strings and similar values are guarded."""
         if isinstance(value, Tensor):
             raise NotAnalyzable(f"it reads {text}, a tensor that does not belong to the module")
         if is_plain(value) and path.split(".")[0].split(":")[0] not in TRUSTED_PACKAGES:

@@ -1,4 +1,4 @@
-"""Names and attributes: constants, variables, globals, and attributes of modules, packages, classes and values."""
+"""Interpret names and attributes: constants, variables, globals, and attributes of modules, packages, classes and values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .values import FIXED, TENSOR, VARIES, BoundMethod, Known, SuperProxy, Unkno
 
 
 class Names(Interpreter):
-    """Evaluates names and attributes."""
+    """The part of the interpreter that handles names and attributes."""
 
     def _eval_Constant(self, node: ast.Constant) -> Any:
         return Known(node.value)
@@ -48,7 +48,7 @@ class Names(Interpreter):
         return VARIES if varies(base) else FIXED
 
     def attribute(self, node: ast.AST, base: Known, name: str) -> Any:
-        """What is known of an attribute of a known value."""
+        """Return what the analysis knows of the attribute `name` of a known value."""
         value, path = base.value, f"{base.path}.{name}" if base.path else ""
         text = f"{getattr(value, '__name__', base.path or type(value).__name__)}.{name}"
         if isinstance(value, nn.Module):
@@ -68,7 +68,7 @@ class Names(Interpreter):
         raise self.error(node, f"it reads {text}, which cannot be followed")
 
     def _path_in_class(self, cls: type, name: str) -> str:
-        """A path to a class attribute through a variable that holds a module of the class; "" if there is none."""
+        """Return the path of a class attribute, such as "self.__class__.eps"; "" if no variable holds a module of the class."""
         for variable in self.variables.values():
             if isinstance(variable, Known) and isinstance(variable.value, cls) and isinstance(variable.value, nn.Module):
                 return f"{variable.path}.__class__.{name}"
@@ -100,7 +100,7 @@ class Names(Interpreter):
             return self.follow(found.fget, [base], {}, False)
         if name in own:
             if is_callable_or_package(own[name]) and not isinstance(own[name], types.MethodType):
-                self.analysis.guard(path, own[name], path)  # a function that may be replaced later
+                self.analysis.guard(path, own[name], path)  # the user may replace this function later
             return TENSOR if isinstance(own[name], Tensor) else self.outside(own[name], path, path)
         if isinstance(found, types.FunctionType):
             return Known(BoundMethod(base, found))

@@ -1,4 +1,7 @@
-"""Statements: assignments, branches, loops, and the conditions that decide them."""
+"""Interpret statements: assignments, branches and loops, and the conditions of branches and loops.
+
+To follow code is to interpret its source without running it.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from .values import FIXED, TENSOR, VARIES, Known, Variadic, are_same, is_callabl
 
 
 class Statements(Expressions):
-    """Follows a function statement by statement."""
+    """The complete interpreter: follows a function statement by statement."""
 
     def run(self, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """What is known of the result of the function."""
+        """Follow the function with these arguments, and return what the analysis knows of its result."""
         self._bind(args, keywords)
         self._block(self.tree.body)
         return functools.reduce(self.either, self.returns) if self.returns else Known(None)
 
     def _bind(self, args: list[Any], keywords: dict[str, Any]) -> None:
-        """Assign arguments or defaults to parameters."""
-        unknown_number = None in args or None in keywords.values()  # see `Calls._arguments`
+        """Assign the arguments, or else the defaults, to the parameters of the function."""
+        unknown_number = None in args or None in keywords.values()  # see `Calls._arguments` in calls.py
         spec, rest = self.tree.args, dict(keywords)
         named = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
         positional = self.function.__defaults__ or ()
@@ -45,7 +48,10 @@ class Statements(Expressions):
     # Conditions
 
     def test(self, node: ast.expr, optional_outcomes: frozenset[bool] = frozenset()) -> Any:
-        """What is known of a condition. If it varies, it is recorded; with `and` and `or`, each operand on its own."""
+        """Return what the analysis knows of a condition, and record the condition if it varies from call to call.
+
+        In an expression with `and` or `or`, each operand is recorded on its own.
+        """
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.test(node.operand, frozenset(not outcome for outcome in optional_outcomes))
             return Known(not inner.value) if isinstance(inner, Known) else inner
@@ -61,10 +67,10 @@ class Statements(Expressions):
             raise self.error(node, f"it branches on {ast.unparse(node)}, and changes to it would go unnoticed")
         return Known(bool(value.value) if is_plain(value.value) else True)
 
-    # Statements. A method returns False if the code after the statement cannot run.
+    # Statements. A method `_exec_...` returns False if the code after the statement cannot run.
 
     def _block(self, body: list[ast.stmt]) -> bool:
-        """Follow statements. Returns False if one of them returns or raises."""
+        """Follow a list of statements. Return False if the code after them cannot run, because one of them returns or raises."""
         for statement in body:
             execute = getattr(self, f"_exec_{type(statement).__name__}", None)
             if execute is None:
@@ -134,7 +140,10 @@ class Statements(Expressions):
         return self._branches(varies(test), node.body, node.orelse)
 
     def _branches(self, test_varies: bool, *branches: list[ast.stmt]) -> bool:
-        """Follow all branches; one of them is taken. Afterwards a variable may have its value from any of them."""
+        """Follow all branches, although each call takes only one. Return whether the code after the branches can run.
+
+        Afterwards, a variable may have its value from any of the branches.
+        """
         outer, before, after = self.branch_varies, dict(self.variables), []
         self.branch_varies = outer or test_varies
         for branch in branches:
@@ -148,7 +157,7 @@ class Statements(Expressions):
         return bool(after)
 
     def _exec_While(self, node: ast.While) -> None:
-        for _ in range(2):  # the second time, variables have the values from the end of the loop
+        for _ in range(2):  # the second time, variables have their values from the end of the loop body
             self._branches(varies(self.test(node.test)), node.body, [])
         self._block(node.orelse)
 
@@ -176,7 +185,7 @@ class Statements(Expressions):
         return self._block(node.body) and self._block(node.finalbody)
 
     def _exec_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """Follow a nested function where it is defined, with arguments that vary."""
+        """Follow a nested function where it is defined, as if all its arguments varied."""
         before, returns = dict(self.variables), list(self.returns)
         self.variables |= {arg.arg: VARIES for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
         self._block(node.body)

@@ -1,6 +1,7 @@
-"""Which functions the analysis does not follow, because their result depends on their arguments alone.
+"""Decide which functions are trusted: the analysis does not read their source.
 
-The lists below also name the exceptions: functions of torch that depend on the machine or on settings.
+The result of a trusted function depends only on its arguments. The lists below also name the exceptions: functions of
+torch whose results depend on the machine or on settings. Trials are comparisons on random input (recognition/trials.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ VARIED_BY_TRIALS = {  # functions of torch whose result differs between trials
 COMPILING_QUERIES = {"is_scripting", "is_compiling", "is_dynamo_compiling", "is_torchdynamo_compiling", "is_exporting"}
 
 
-# Names of torch functions that depend on settings or on random numbers start with one of these.
+# Torch functions whose names start with one of these depend on settings or on random numbers.
 QUERY_PREFIXES = ("is_", "get_", "are_", "has_", "initial_seed", "seed", "rand", "bernoulli", "multinomial", "normal", "poisson")
 
 
@@ -49,26 +50,26 @@ DEVICE_ATTRIBUTES = {
 }  # fmt: skip
 
 
-RETURN_NO_TENSOR = {  # methods of tensors and functions of torch that return something else
+RETURN_NO_TENSOR = {  # methods of tensors and functions of torch that do not return a tensor
     "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "element_size", "item", "tolist", "type", "result_type",
     "is_tensor", "is_floating_point", "is_complex", "is_nonzero", "is_same_size", "is_conj", "is_neg", "is_signed",
 }  # fmt: skip
 
 
 def is_trusted(function: Any) -> bool:
-    """Whether a function is defined in a trusted package."""
+    """Return whether a function is defined in a trusted package."""
     name = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None) or ""
     return name.split(".")[0] in TRUSTED_PACKAGES
 
 
 def is_from_torch(value: Any) -> bool:
-    """Whether a package, class or function belongs to torch."""
+    """Return whether a package, class or function belongs to torch."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
     return name.split(".")[0] == "torch" or (callable(value) and getattr(torch, getattr(value, "__name__", ""), None) is value)
 
 
 def is_user_code(value: Any) -> bool:
-    """Whether a value is code outside trusted packages. A function that receives it may call it."""
+    """Return whether a value is a function, method or nn.Module from outside trusted packages."""
     if isinstance(value, BoundMethod):
         return not is_trusted(value.function)
     if isinstance(value, nn.Module):

@@ -1,4 +1,7 @@
-"""What the analysis knows of a value, and the result of an analysis."""
+"""What the analysis of a forward knows of a value, and the result of an analysis.
+
+Trials are comparisons on random input (recognition/trials.py).
+"""
 
 from __future__ import annotations
 
@@ -12,68 +15,68 @@ from onepass.patching.guards import is_plain, snapshot
 
 
 class NotAnalyzable(Exception):
-    """Raised if neither analysis nor trials can tell what a forward does. The report prints the message."""
+    """Raised if neither analysis nor trials can tell what a forward does. The report of `patch` prints the message."""
 
 
 class Known(NamedTuple):
-    """The value itself: a constant, an attribute, a function."""
+    """A value that the analysis knows: a constant, an attribute, a function."""
 
     value: Any
-    path: str = ""  # where it is stored: "self.eps", "package.module:NAME"; "" if it cannot be found again
+    path: str = ""  # where the value is stored, such as "self.eps" or "package.module:NAME"; "" if it has no path
 
 
 class Unknown(NamedTuple):
-    """A value that varies with the call, or that is the same in every call but unknown."""
+    """A value that the analysis does not know. It either varies from call to call, or is always the same."""
 
     varies: bool
     tensor: bool = False
-    shape: torch.Size | None = None  # of a parameter or buffer, which trials do not vary; None for other tensors
+    shape: torch.Size | None = None  # the shape of a parameter or buffer, which is the same in every call; otherwise None
 
 
 FIXED, VARIES, TENSOR = Unknown(False), Unknown(True), Unknown(True, True)
 
 
 class Variadic(NamedTuple):
-    """The values of `*args` as a list, or of `**kwargs` as a dictionary."""
+    """What the analysis knows of the values in `*args` (a list), or in `**kwargs` (a dictionary)."""
 
     values: Any
 
 
 class BoundMethod(NamedTuple):
-    """A function with its first argument."""
+    """A method: a function, and the object that becomes its first argument."""
 
     owner: Any
     function: types.FunctionType
 
 
 class SuperProxy(NamedTuple):
-    """The value of `super()`."""
+    """The value of `super()`: the class after which attributes are searched, and the module."""
 
     after: type
     owner: Known
 
 
 class Condition(NamedTuple):
-    """A condition on a value that varies."""
+    """A condition on a value that varies from call to call."""
 
     text: str
-    optional_outcomes: frozenset[bool]  # outcomes that trials need not see, such as a branch that only raises an error
-    is_loop: bool = False  # the iterable of a `for` loop: its outcome is whether it has any elements
+    optional_outcomes: frozenset[bool]  # outcomes that trials need not see, such as one that leads to an error
+    is_loop: bool = False  # for the iterable of a `for` loop, the outcome is whether it has any elements
 
 
 @dataclass
 class Analysis:
-    """The result: facts about a forward and all functions that it calls, except those of trusted packages.
+    """The result of an analysis: facts about a forward and all functions that it calls, except those of trusted packages.
 
-    The number of a node is its position in `ast.walk`.
+    The number of a node of a syntax tree is its position in `ast.walk`.
     """
 
-    guarded: dict[str, Any] = field(default_factory=dict)  # snapshots of values that it reads, by path
+    guarded: dict[str, Any] = field(default_factory=dict)  # snapshots (guards.py) of values that the forward reads, by path
     attributes_in_conditions: set[str] = field(default_factory=set)
-    checks_compiling: bool = False  # whether it asks if it is being compiled
-    functions: set[Any] = field(default_factory=set)  # all functions that were followed
+    checks_compiling: bool = False  # whether the forward asks if it is being compiled
+    functions: set[Any] = field(default_factory=set)  # all functions whose source was interpreted
     conditions: dict[tuple[Any, int], Condition] = field(default_factory=dict)  # by function and node number
-    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of followed functions: calling function, node number
+    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of such functions: (calling function, number of the call)
 
     def guard(self, path: str, value: Any, text: str) -> None:
         if not path:
@@ -92,12 +95,15 @@ def is_tensor(value: Any) -> bool:
 
 
 def are_same(a: Any, b: Any) -> bool:
-    """Whether the analysis knows the same of two values."""
+    """Return whether the analysis knows the same of two values."""
     if not (isinstance(a, Known) and isinstance(b, Known)):
         return a is b
     return a.value is b.value or (is_plain(a.value) and is_plain(b.value) and type(a.value) is type(b.value) and a.value == b.value)
 
 
 def is_callable_or_package(value: Any) -> bool:
-    """Functions, classes, and modules of either kind. They need no guard: their attributes are guarded when read."""
+    """Return whether a value is a function, a class, an nn.Module or a package.
+
+    Such a value needs no guard: its attributes are guarded when they are read.
+    """
     return callable(value) or isinstance(value, types.ModuleType)

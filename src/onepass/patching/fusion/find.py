@@ -1,7 +1,9 @@
 """Find the norms of a model that can be fused with a neighbour, in nn.Sequential and in the methods of other modules.
 
-`rewriting` finds names in the source. This file checks that they belong to a norm of ours and to an activation that it
-can apply. A fused activation is no longer called, so it also checks that neither of the two has hooks or is shared.
+A neighbour is an activation after the norm, or a sum before it. `rewriting` finds the names of norms and neighbours in
+the source. This file checks that the names belong to a norm that onepass computes, and to an activation that onepass
+has. It also checks that norm and activation have no hooks and only one parent, because a fused activation is no longer
+called as a module.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from .rewriting import Place, has_layout_calls, places
 
 
 class Fusion(NamedTuple):
-    """A norm and its neighbour; `obstacle` says why they cannot be fused, or is ""."""
+    """A norm and its neighbour. `obstacle` says why the two cannot be fused; "" if they can."""
 
     norm: nn.Module
     neighbour: str
@@ -34,20 +36,20 @@ class Fusion(NamedTuple):
 
 @dataclass
 class ModuleFusions:
-    """All fusions found in one module, and the recipe for its new class."""
+    """The norms with a neighbour in one module, fusable or not, and the recipe for the new class of the module."""
 
     recipe: SequentialRecipe | BlockRecipe | None = None
     fusions: list[Fusion] = field(default_factory=list)
 
 
 class ModelNorms(NamedTuple):
-    """The norms of a model that onepass computes, or will compute."""
+    """The norms of a model that onepass already computes, or will compute after `patch`."""
 
-    recipes: dict[int, NormRecipe | None]  # by id of the module; None for a module of onepass.nn
-    registered: dict[int, int]  # how many parents each module has, by id
+    recipes: dict[int, NormRecipe | None]  # by id of the norm; None for a module of onepass.nn
+    registered: dict[int, int]  # the number of parents of every module, by id of the module
 
     def obstacle(self, norm: nn.Module, act: Any) -> str:
-        """Why a norm cannot be fused with the activation `act`, or with a sum if `act` is None; "" if it can."""
+        """Return why a norm cannot be fused with an activation (or with a sum, if `act` is None); "" if it can."""
         recipe = self.recipes[id(norm)]
         if act is not None and not (recipe.activation is None if recipe else is_onepass_without_activation(norm)):
             return "the norm already has an activation, or saves its output"
@@ -63,7 +65,7 @@ class ModelNorms(NamedTuple):
 
 
 def find_fusions(module: nn.Module, norms: ModelNorms, channels_last: bool) -> ModuleFusions:
-    """Find what can be fused in one module, not in its children."""
+    """Return what can be fused in one module, without its children. `channels_last` is the argument of `patch`."""
     if isinstance(module, Swapped) or "forward" in module.__dict__:
         return ModuleFusions()
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -122,7 +124,11 @@ def _find_in_methods(module: nn.Module, norms: ModelNorms, channels_last: bool) 
 def _find_in_method(
     module: nn.Module, function: Callable[..., Any], norms: ModelNorms, fusions: list[Fusion]
 ) -> Iterator[tuple[Place, str, tuple[Any, ...]]]:
-    """Yield each place to fuse, with the name of the activation and its `signature_of`. Appends to `fusions`."""
+    """Yield (place, name of the activation, its `signature_of`) for each norm to fuse.
+
+    The name is "" for a sum. The signature is () for a sum, and for an activation that is a function. All norms with a
+    neighbour, fusable or not, are appended to `fusions`.
+    """
     for place in places(function):
         norm = _submodule(module, place.norm)
         if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes:
@@ -149,7 +155,7 @@ def _find_in_method(
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:
-    """The module registered at a path. Properties are ignored, since they may return another module each time."""
+    """Return the module registered at a path, or None. Properties do not count: they may return another module each time."""
     value: nn.Module | None = module
     for name in path.split("."):
         value = None if value is None else value._modules.get(name)
@@ -157,14 +163,14 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _may_be_activation(function: Any) -> bool:
-    """Whether a function is named like an activation. Other functions are not tried, since they may do anything."""
+    """Return whether a function is named like an activation. Other functions are never called, since they may do anything."""
     name = getattr(function, "__name__", "").lower()
     return callable(function) and any(word in name for word in (*ACTIVATIONS, "swish", "nonlinearity"))
 
 
 @cache
 def _methods_of(cls: type[nn.Module]) -> list[tuple[str, Callable[..., Any]]]:
-    """The methods of a class, without those of nn.Module."""
+    """Return (name, function) for the methods of a class, without those of nn.Module and those whose names start with "__"."""
     names = dict.fromkeys(name for base in cls.__mro__ if base not in (nn.Module, object) for name in vars(base))
     found = [(name, inspect.getattr_static(cls, name)) for name in names if not name.startswith("__")]
     return [(name, function) for name, function in found if inspect.isfunction(function) and inspect.isfunction(inspect.unwrap(function))]

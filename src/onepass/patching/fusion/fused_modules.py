@@ -1,7 +1,7 @@
-"""The new classes of modules that call a norm and its neighbour as one.
+"""The new classes of modules that compute a norm and its neighbour (an activation or a sum) in one call.
 
-`SequentialRecipe` is for nn.Sequential, `BlockRecipe` for modules with rewritten methods. Each call checks that the
-modules have not changed and have no hooks. If they have, it calls them one by one, as the original class does.
+`SequentialRecipe` is for nn.Sequential, `BlockRecipe` for modules with rewritten methods. Each call checks that norm and
+activation have not changed and have no hooks. Otherwise they are called one by one, as in the original class.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 @dataclass(frozen=True)
 class SequentialRecipe:
-    """nn.Sequential with fused activations."""
+    """The recipe of an nn.Sequential whose norms also compute the activations after them."""
 
-    fused: tuple[tuple[int, int, str, tuple[Any, ...]], ...]  # positions of norm and activation, the activation's name and `signature_of`
+    # For each pair: the position of the norm, the position of the activation, the activation's name, its `signature_of`.
+    fused: tuple[tuple[int, int, str, tuple[Any, ...]], ...]
 
     def bases(self) -> tuple[type, ...]:
         return (_FusedSequential,)
@@ -54,35 +55,39 @@ class _FusedSequential(nn.Sequential):
 
 
 def is_identity(module: Any) -> bool:
-    """Whether a module returns its input, and has no hooks."""
+    """Return whether a module only returns its input (nn.Identity, or dropout with p=0), and has no hooks."""
     never_drops = isinstance(module, nn.modules.dropout._DropoutNd) and module.p == 0
     return (never_drops or type(module) is nn.Identity) and not has_hooks(module)
 
 
 def _can_activate_now(norm: nn.Module) -> bool:
-    """Whether a norm can apply an activation in this call: it has none of its own, and no hooks."""
+    """Return whether a norm can also compute an activation now: the norm has no activation of its own, and no hooks."""
     recipe = getattr(norm, "_recipe", None)
     can_activate = recipe.activation is None if isinstance(recipe, NormRecipe) else is_onepass_without_activation(norm)
     return can_activate and not has_hooks(norm)
 
 
 def is_onepass_without_activation(module: Any) -> bool:
-    """Whether a module of onepass.nn can apply another activation."""
+    """Return whether a module is a norm of onepass.nn to which an activation can be added."""
     return type(module) in ONEPASS_CLASSES and module.activation is None and module.save == "x"
 
 
 @dataclass(frozen=True)
 class BlockRecipe:
-    """A module with rewritten methods."""
+    """The recipe of a module whose methods are rewritten."""
 
-    methods: tuple[tuple[str, tuple[tuple[Place, str], ...], bool], ...]  # name, and the arguments of `rewrite`
-    activations: tuple[tuple[str, tuple[Any, ...]], ...]  # the name of each activation, and its `signature_of`
+    methods: tuple[tuple[str, tuple[tuple[Place, str], ...], bool], ...]  # name, `fused` and `keep_layout` (see `rewrite`)
+    activations: tuple[tuple[str, tuple[Any, ...]], ...]  # (name, `signature_of`) of each fused activation
 
     def bases(self) -> tuple[type, ...]:
         return (_FusedBlock,)
 
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
-        """Under torch.compile the original methods run, and a graph pass fuses. Methods that keep layouts stay rewritten."""
+        """Return the rewritten methods.
+
+        Under torch.compile the original methods run, and a graph pass fuses norms with their neighbours
+        (dispatch/compiled.py). Only methods with `keep_layout` run rewritten there, too.
+        """
         methods = {}
         for name, fused, keep_layout in self.methods:
             before = getattr(original, name)
@@ -92,30 +97,30 @@ class BlockRecipe:
 
 
 class _FusedBlock(nn.Module):
-    """The methods that rewritten code calls."""
+    """Base class of modules with rewritten methods. It has the methods that the rewritten code calls."""
 
     _recipe: BlockRecipe
 
     def _onepass_act_norm(self, norm: Any, act: Any, name: str, x: Any) -> Any:
-        """`act(norm(x))`. `act` is None if the source calls a function."""
+        """Return `act(norm(x))`. If the source calls a function such as F.silu, `act` is None, and `name` tells which."""
         unchanged = act is None or ((name, signature_of(act)) in self._recipe.activations and not has_hooks(act))
         if not _compiling() and unchanged and _can_activate_now(norm) and not has_global_hooks():
             return norm(x, activation=name)
         return ACTIVATIONS[name](norm(x)) if act is None else act(norm(x))
 
     def _onepass_add_norm(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
-        """`norm(x + residual)`, and the sum."""
+        """Return `norm(x + residual)` and `x + residual`."""
         if not _compiling() and isinstance(norm, Swapped) and not has_hooks(norm) and not has_global_hooks():
             return norm(x, residual=residual)
         total = x + residual
         return norm(total), total
 
     def _onepass_view(self, x: Any, *size: Any) -> Any:
-        """`x.view(size)`, which also works for a channels-last x."""
+        """Return `x.view(size)`; for 4-D and 5-D tensors `x.reshape(size)`, which also works if x is channels-last."""
         as_size = isinstance(x, Tensor) and x.dim() in (4, 5) and not isinstance(size[0], torch.dtype)
         return x.reshape(*size) if as_size else x.view(*size)
 
     def _onepass_contiguous(self, x: Any) -> Any:
-        """`x.contiguous()`, except that a channels-last x stays channels-last."""
+        """Return `x.contiguous()`, or x itself if it is channels-last."""
         format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) if isinstance(x, Tensor) else None
         return x if format is not None and x.is_contiguous(memory_format=format) else x.contiguous()

@@ -1,18 +1,19 @@
 """Find norms and their neighbours in the source of a method, and rewrite the method to fuse them.
 
-Three patterns are rewritten, anywhere in the method:
+A neighbour is an activation after the norm, or a sum before it. Three patterns are rewritten, anywhere in the method:
 
     self.act(self.norm(h))        ->  self._onepass_act_norm(self.norm, self.act, "silu", h)
     self.norm(x + h)              ->  self._onepass_add_norm(self.norm, x, h)[0]
     h.contiguous(), h.view(...)   ->  self._onepass_contiguous(h), self._onepass_view(h, ...)
 
-The first two may also be separate statements, such as `h = self.norm(h); h = self.act(h)`, and
+The first two patterns may also be separate statements, such as `h = self.norm(h); h = self.act(h)`, and
 `x = x + h; r = x; h = self.norm(x)`.
 
-If a norm ends a branch of an `if` and an activation follows the `if`, the activation first moves into the branches.
+If a branch of an `if` ends with a norm and an activation follows the `if`, the activation is first moved into the
+branches.
 
-This file only looks at names in the source. `find` decides whether the modules behind the names can be fused.
-`fused_modules` defines the new methods.
+This file only looks at names in the source, so it takes every call `self.name(x)` for a norm. `find` decides whether the
+modules behind the names can be fused. `fused_modules` defines the `_onepass_...` methods.
 """
 
 from __future__ import annotations
@@ -27,39 +28,39 @@ from onepass.patching.function_source import MethodSource, compile_method, metho
 
 
 class Place(NamedTuple):
-    """A norm in a method, and its neighbour."""
+    """A norm and its neighbour in a method, by their names in the source."""
 
-    norm: str  # "norm1" for self.norm1
+    norm: str  # the name after "self.", such as "norm1"
     neighbour: str  # the activation as the source calls it, "self.act" or "F.silu"; "+" for a sum before the norm
-    between: tuple[str, ...] = ()  # calls between norm and activation, such as "self.drop"
+    between: tuple[str, ...] = ()  # what is called between norm and activation, such as "self.drop"
 
 
 @cache
 def places(function: Callable[..., Any]) -> tuple[Place, ...]:
-    """All places in a function where a norm has a neighbour."""
+    """Return all places in a method where a norm has a neighbour."""
     rewriter = _Rewriter(method_source(function), None, False)
     rewriter.rewrite()
     return tuple(dict.fromkeys(rewriter.places))
 
 
 def rewrite(function: Callable[..., Any], fused: dict[Place, str], keep_layout: bool) -> Callable[..., Any]:
-    """Rewrite a function.
+    """Return a rewritten copy of a method.
 
-    `fused` maps places to the name of the activation, or to "" for a sum. With `keep_layout`, contiguous() and view()
-    accept channels-last tensors.
+    `fused` maps each place to fuse to the name of the activation, or to "" for a sum. With `keep_layout`, contiguous()
+    and view() are replaced by methods that accept channels-last tensors.
     """
     source = method_source(function)
     return compile_method(function, source, _Rewriter(source, fused, keep_layout).rewrite())
 
 
 def has_layout_calls(function: Callable[..., Any]) -> bool:
-    """Whether `keep_layout` changes a function."""
+    """Return whether a method calls contiguous() or view(), so that `rewrite` with `keep_layout` changes the method."""
     source = method_source(function)
     return ast.unparse(_Rewriter(source, {}, True).rewrite()) != ast.unparse(_Rewriter(source, {}, False).rewrite())
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites the places in `fused`. If `fused` is None, it only collects places, and the tree is not used."""
+    """Rewrites a method at the places in `fused`, and collects all places. If `fused` is None, the new tree is not used."""
 
     def __init__(self, source: MethodSource, fused: dict[Place, str] | None, keep_layout: bool) -> None:
         self.tree, self.fused, self.keep_layout = deepcopy(source.tree), fused, keep_layout
@@ -75,18 +76,18 @@ class _Rewriter(ast.NodeTransformer):
         return ast.fix_missing_locations(self.tree)
 
     def _record_place(self, norm: ast.Call, neighbour: str, between: tuple[str, ...] = ()) -> str | None:
-        """Record a place. Returns the activation to fuse, "" for a sum, or None if the place is not fused."""
+        """Record a place. Return the name of the activation to fuse, "" for a sum to fuse, or None if nothing is fused here."""
         place = Place(self._name_called(norm.func)[len("self.") :], neighbour, between)
         self.places.append(place)
         return None if self.fused is None else self.fused.get(place)
 
     def _name_called(self, function: ast.expr) -> str:
-        """The name of a called function. It starts with "self." even if the first parameter has another name."""
+        """Return the name of a called function, such as "self.act" or "F.silu". The first parameter counts as "self"."""
         first, dot, rest = _dotted_name(function).partition(".")
         return f"self.{rest}" if dot and first == self.self_name else f"{first}{dot}{rest}"
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Rewrite a list of statements."""
+        """Rewrite a list of statements, and return the new list."""
         body, done = self._move_into_branches(body), []
         while body:
             replacement, used = self._fuse_first(body)
@@ -95,7 +96,7 @@ class _Rewriter(ast.NodeTransformer):
         return done
 
     def visit_body(self, node: Any) -> Any:
-        """Rewrite a statement that contains statements."""
+        """Rewrite a statement that contains other statements, such as `if` or `for`."""
         for name, value in ast.iter_fields(node):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 setattr(node, name, self._block(value))
@@ -108,12 +109,12 @@ class _Rewriter(ast.NodeTransformer):
     visit_If = visit_For = visit_While = visit_With = visit_Try = visit_ExceptHandler = visit_body
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        return node  # a nested function has its own names
+        return node  # stays as it is, because a nested function has its own names
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef  # pyright: ignore[reportAssignmentType]
 
     def _fuse_first(self, body: list[ast.stmt]) -> tuple[list[ast.stmt], int]:
-        """Fuse the first statements. Returns new statements, and how many they replace; 0 if nothing is fused."""
+        """Fuse the first statements of `body`. Return new statements, and how many old ones they replace (0: nothing fused)."""
         first, *rest = body
         norm = self._norm_call(first)
         between: tuple[str, ...] = ()
@@ -140,7 +141,7 @@ class _Rewriter(ast.NodeTransformer):
         return [], 0
 
     def _move_into_branches(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        """Move an activation after an `if` into its branches, if one of them ends with a norm."""
+        """Move an activation after an `if` into the branches of the `if`, if a branch ends with a norm. Return the new body."""
         done: list[ast.stmt] = []
         for statement in body:
             before = done[-1] if done else None
@@ -156,7 +157,7 @@ class _Rewriter(ast.NodeTransformer):
         return bool(norm and neighbour and (self._record_place(norm, neighbour) or self.fused is None))
 
     def _norm_call(self, statement: ast.stmt | None) -> ast.Call | None:
-        """The call in `v = self.norm(x)`."""
+        """Return the call in a statement `v = self.norm(x)`; None for any other statement."""
         call = statement.value if isinstance(statement, ast.Assign) and _target(statement) else None
         return call if self._is_norm(call) else None  # pyright: ignore[reportReturnType]
 
@@ -167,7 +168,7 @@ class _Rewriter(ast.NodeTransformer):
         return one_argument and _dotted_name(node.func).startswith(f"{self.self_name}.")
 
     def _activation_of(self, statement: ast.stmt, value: str | None) -> str | None:
-        """The activation in `w = act(v)`, if nothing else uses v."""
+        """Return the name "act" in `w = act(v)`, where `value` is "v"; None for other statements, or if v is used elsewhere."""
         act = _activation_call(statement.value) if isinstance(statement, ast.Assign) and value else None
         if act is None or ast.unparse(act.args[0]) != value or (_target(statement) != value and self.loads[value] > 1):  # pyright: ignore[reportArgumentType]
             return None
@@ -198,12 +199,12 @@ class _Rewriter(ast.NodeTransformer):
         return self._call("_onepass_add_norm", norm, norm.func, self.visit(total.left), self.visit(total.right))
 
     def _call(self, method: str, location: ast.AST, *args: ast.expr) -> ast.Call:
-        """A call of a method in `fused_modules`, with the line number of `location`."""
+        """Return a call of a method of `_FusedBlock` (fused_modules.py), with the line number of `location`."""
         return ast.copy_location(ast.Call(ast.Attribute(ast.Name(self.self_name, ast.Load()), method, ast.Load()), [*args], []), location)
 
 
 def _dotted_name(node: ast.AST) -> str:
-    """ "a.b.c" for a name with attributes; "" for anything else."""
+    """Return a name with its attributes, such as "a.b.c"; "" for any other node."""
     if isinstance(node, ast.Attribute):
         base = _dotted_name(node.value)
         return f"{base}.{node.attr}" if base else ""
@@ -211,13 +212,13 @@ def _dotted_name(node: ast.AST) -> str:
 
 
 def _target(statement: Any) -> str | None:
-    """The name v in `v = ...`."""
+    """Return the name "v" in a statement `v = ...`; None for any other statement."""
     single = isinstance(statement, ast.Assign) and len(statement.targets) == 1
     return _dotted_name(statement.targets[0]) or None if single and isinstance(statement.targets[0], ast.Name) else None
 
 
 def _activation_call(node: Any) -> ast.Call | None:
-    """The node, if it calls a function with one argument, and perhaps with `inplace`."""
+    """Return the node if it is a call with one argument, and perhaps with `inplace=...`; otherwise None."""
     plain = isinstance(node, ast.Call) and len(node.args) == 1 and all(keyword.arg == "inplace" for keyword in node.keywords)
     return node if plain and _dotted_name(node.func) else None
 
@@ -227,19 +228,22 @@ def _is_sum(node: ast.AST) -> bool:
 
 
 def _is_copy(statement: Any, value: str) -> bool:
-    """Whether a statement is `r = v`."""
+    """Return whether a statement is `r = v`, where `value` is "v"."""
     return bool(_target(statement)) and _dotted_name(statement.value) == value
 
 
 def _last_statements(node: ast.If) -> Iterator[ast.stmt]:
-    """The last statement of every branch."""
+    """Yield the last statement of every branch of an `if`. For a branch that ends with an `if`, yield those of its branches."""
     for branch in (node.body, node.orelse):
         if branch:
             yield from _last_statements(branch[-1]) if isinstance(branch[-1], ast.If) else [branch[-1]]
 
 
 def _append_to_branches(node: ast.If, statement: ast.stmt) -> None:
-    """Append a statement to every branch, including an `else` that the source omits."""
+    """Append a statement to every branch of an `if`, and to an `else` that the source omits.
+
+    Branches that end with return, raise, continue or break stay as they are.
+    """
     for branch in (node.body, node.orelse):
         if branch and isinstance(branch[-1], ast.If):
             _append_to_branches(branch[-1], statement)

@@ -1,8 +1,8 @@
 """Find the norm of onepass that a module computes.
 
-- `recognize`: the answer for one module, and `register` for classes that it cannot find on its own
-- `candidates`: the norms that a module could be
+- `recognize`: finds the norm for one module; with `register`, users name the norm for a class
+- `candidates`: the norms that a module may compute
 - `trials`: compares a module with a candidate on random input
-- `trial_cases`: the inputs of trials; `stand_ins`: copies of modules, on which trials run
-- `activations`: the same for activations
+- `trial_cases`: the inputs of trials; `stand_ins`: the copies of modules on which trials run
+- `activations`: finds the activation of onepass that a module or a function computes
 """

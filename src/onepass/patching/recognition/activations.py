@@ -1,4 +1,4 @@
-"""Find the activation of onepass that a module or a function computes, by comparing the two, not by name."""
+"""Find the activation of onepass that a module or a function computes, by comparing results, not names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _names: dict[Any, str | None] = {}
 
 
 def activation_name(act: Any) -> str | None:
-    """The activation that a module, or a function of one tensor, computes; None if onepass does not have it."""
+    """Return the name of the activation that a module or a function computes, such as "silu"; None if onepass has none."""
     if isinstance(act, nn.Module) and (
         any(True for _ in act.parameters()) or any(True for _ in act.children()) or "forward" in act.__dict__
     ):
@@ -33,16 +33,16 @@ def activation_name(act: Any) -> str | None:
             analysis = analyze_forward(act, Analysis()) if isinstance(act, nn.Module) else analyze_function(act)
             changeable = [path for path, value in analysis.guarded.items() if is_plain(value) and path != "self.inplace"]
             matching = [] if changeable else [name for name in ACTIVATIONS if _computes(act, name, analysis)]
-        except Exception:  # it cannot be compared, so it is not fused
+        except Exception:  # `act` cannot be compared, so it is not fused
             matching = []
         _names[key] = matching[0] if matching else None
     return _names[key]
 
 
 def _computes(act: Any, name: str, analysis: Analysis) -> bool:
-    """Whether `act` agrees with an activation.
+    """Return whether `act` computes the activation `name`.
 
-    Varies dtypes, ranks, sizes, training and evaluation, with and without gradients.
+    The two are compared for several dtypes, ranks and sizes, in training and evaluation, with and without gradients.
     """
     recorder, function = BranchRecorder(analysis), ACTIVATIONS[name]
     far = torch.tensor([-1e6, -1e3, -100, 100, 1e3, 1e6], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The norms that a module could be, as recipes. `recognize` tries them one after another."""
+"""The norms that a module may compute, as recipes (`NormRecipe` of swapped_norm.py). `recognize` tries them in order."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TORCH_NORMS: dict[type[nn.Module], NormRecipe] = {
 }
 
 
-USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried after all attributes that may be eps
+USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried after the attributes that may be eps
 
 
 def candidates(module: nn.Module) -> Iterator[NormRecipe]:
-    """Every norm that fits the base class of a module, or its parameters."""
+    """Yield a recipe for every norm that fits the base class or the parameters of a module."""
     inner = [name for child in module.children() if (name := activation_name(child))]
     activations = [*inner[:1], None] if inner else [None]
     base = next((base for base in type(module).__mro__ if base in TORCH_NORMS), None)
@@ -61,7 +61,11 @@ def candidates(module: nn.Module) -> Iterator[NormRecipe]:
 
 
 def _eps_candidates(module: nn.Module) -> list[Location]:
-    """Attributes with a small value, those named eps first; then the usual values, which the source may contain."""
+    """Return what may be the eps of a module, in the order to try.
+
+    First come the names of attributes with a small value, beginning with those that contain "eps". Then come the usual
+    values, because a forward may contain eps as a constant.
+    """
     small = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
     small.sort(key=lambda name: "eps" not in name)
     return [*small, *USUAL_EPS]

@@ -1,9 +1,9 @@
-"""Find the norm that a module computes: by class for torch.nn and registered classes, by trials for all others.
+"""Find the norm that a module computes: by class for norms of torch.nn, by trials for all other modules.
 
-An unknown module is a candidate if it has one or two 1-D parameters of the same size and its forward takes one tensor.
-`trials` compares it with each norm that it could be (`candidates`), on random input. The first norm that agrees becomes
-its recipe. If none agrees, the module is left alone. So is a module whose forward branches on something that trials
-cannot vary (`analysis/`).
+A module is tried if its class is registered, if the name of its class contains "norm", or if it has one or two 1-D
+parameters of the same size. Its forward must take one tensor. `trials` compares the module with each norm that it may
+compute (`candidates`), on random input. The first norm that agrees becomes its recipe (`NormRecipe` of swapped_norm.py).
+A module stays as it is if no norm agrees, or if its forward branches on something that trials cannot vary (`analysis/`).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ UNSUPPORTED = {
 _registered: dict[type[nn.Module], NormRecipe] = {}
 
 
-# By trial key: the result of `_find_recipe`, and the values that the analysis read.
+# Maps `trial_key` of a module (stand_ins.py) to the result of `_find_recipe`, and to the values that its forward reads.
 _results: dict[Any, tuple[NormRecipe | str, dict[str, Any]]] = {}
 
 
 def register(cls: type[nn.Module], like: type[nn.Module], **where: Any) -> None:
     """Tell `onepass.patch` that modules of class `cls` compute what `like`, a class of onepass.nn, computes.
 
-    `weight`, `bias` and `eps` say where a module keeps them, if not under these names. Each is the name of an
-    attribute, a function of the module, or the value itself (`bias=None`: it has none). `weight_offset` and
-    `activation` mean the same as in onepass. `result` is the dtype of the output if weight and x have different ones:
-    that of "x", of "weight", or "promoted". `onepass.patch` still compares every module with `like` on random input
-    before it replaces the module.
+    `weight`, `bias` and `eps` say where a module keeps these values, if not in attributes of the same names. Each is the
+    name of an attribute, a function of the module, or the value itself (`bias=None`: there is no bias). `weight_offset`
+    and `activation` mean the same as in onepass.nn. `result` is the dtype of the output if x and weight have different
+    dtypes: that of "x" (the default), that of "weight", or the "promoted" one. `onepass.patch` still compares every module
+    with `like` on random input before it replaces the module.
 
     Example: `onepass.register(MyNorm, onepass.nn.RMSNorm, weight="gain", eps=1e-6)`
     """
@@ -68,7 +68,7 @@ def register(cls: type[nn.Module], like: type[nn.Module], **where: Any) -> None:
 
 
 def recognize(module: nn.Module) -> NormRecipe | str | None:
-    """The recipe of a norm, or the reason why it has none; None if the module does not look like a norm at all."""
+    """Return the recipe of a norm, or the reason why it has none; None if the module does not look like a norm."""
     cls = type(module)
     registered = next((_registered[base] for base in cls.__mro__ if base in _registered), None)
     is_named_norm = "norm" in cls.__name__.lower() and not cls.__module__.startswith("torch.")
@@ -97,7 +97,7 @@ def recognize(module: nn.Module) -> NormRecipe | str | None:
 
 
 def _obstacle(module: nn.Module) -> str:
-    """Why the class of a module must not change; "" if it may."""
+    """Return the reason why the class of a module must not change; "" if it may change."""
     for cls, reason in UNSUPPORTED.items():
         if isinstance(module, cls):
             return reason
@@ -115,12 +115,12 @@ def _obstacle(module: nn.Module) -> str:
 
 
 def _are_norm_parameters(params: dict[str, Tensor]) -> bool:
-    """Whether parameters look like a weight, or a weight and a bias, with one element per channel."""
+    """Return whether parameters look like those of a norm: one or two 1-D tensors of the same size."""
     return 1 <= len(params) <= 2 and all(p.dim() == 1 for p in params.values()) and len({p.shape for p in params.values()}) == 1
 
 
 def _find_recipe(module: nn.Module, registered: NormRecipe | None, analysis: Analysis) -> NormRecipe | str:
-    """The first candidate that agrees with a module, or why there is none."""
+    """Return the recipe of the first candidate that agrees with a module, or the reason why none does. Fills `analysis`."""
     cls, nearest = type(module), (float("inf"), "")
     argument = _input_name(cls)
     if argument is None:
@@ -139,7 +139,11 @@ def _find_recipe(module: nn.Module, registered: NormRecipe | None, analysis: Ana
 
 
 def _confirm_registered(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
-    """Compare a registered module in all cases. Its source is not analyzed, because the user vouches for it."""
+    """Compare a module of a registered class with its recipe in all cases.
+
+    Return the completed recipe, or the reason why the recipe is wrong. The source is not analyzed, because the user
+    vouches for the class.
+    """
     verdict = compare_in_all_cases(module, recipe, None)
     return verdict.why or replace(
         recipe, child_classes=_child_classes(module), unsupported_ranks=verdict.ranks, unsupported_dtypes=verdict.dtypes
@@ -147,15 +151,15 @@ def _confirm_registered(module: nn.Module, recipe: NormRecipe) -> NormRecipe | s
 
 
 def _confirm(module: nn.Module, recipe: NormRecipe, analysis: Analysis) -> NormRecipe | str:
-    """Analyze the forward of a module that agrees in float32, compare all other cases, and complete its recipe.
+    """Analyze the forward of a module that agrees with `recipe` in float32, and compare the two in all other cases.
 
-    The completed recipe says what each call has to check.
+    Return the completed recipe, which says what each call has to check, or the reason why the recipe is wrong.
     """
     try:
         analyze_forward(module, analysis)
     except NotAnalyzable as reason:
         return f"{reason}: if it always computes {recipe.like.__name__}, register its class"
-    except Exception as error:  # an unforeseen construct
+    except Exception as error:  # source that the analysis does not foresee
         return f"its forward cannot be analyzed: {type(error).__name__}: {error}"
     if analysis.checks_compiling and recipe.like in OURS_WHEN_COMPILED:
         return "its forward checks whether it is being compiled"
@@ -180,7 +184,7 @@ def _confirm(module: nn.Module, recipe: NormRecipe, analysis: Analysis) -> NormR
 
 
 def _attributes_read_by_ours(module: nn.Module) -> tuple[str, ...]:
-    """Attributes that our forward reads in each call, as torch's does. It sees their changes, so they need no guard."""
+    """Return the attributes that the forward of onepass reads in each call. Their changes take effect, so they need no guard."""
     return ("eps", "momentum", "num_groups", "normalized_shape", "weight", "bias") if isinstance(module, tuple(TORCH_NORMS)) else ()
 
 
@@ -190,7 +194,10 @@ def _child_classes(module: nn.Module) -> tuple[tuple[str, type], ...]:
 
 @cache
 def _input_name(cls: type[nn.Module]) -> str | None:
-    """The name of the first parameter of forward; None if forward needs more arguments."""
+    """Return the name of the input in the signature of forward.
+
+    Return None if forward needs more arguments, or if a parameter is named `activation` or `residual`.
+    """
     try:
         _, *params = inspect.signature(cls.forward).parameters.values()
     except (ValueError, TypeError):

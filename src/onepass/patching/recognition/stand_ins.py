@@ -1,6 +1,6 @@
-"""Stand-ins: copies of a module with random tensors on the CPU, on which trials run.
+"""Stand-ins: copies of a module with random tensors on the CPU. Trials (trials.py) run on stand-ins.
 
-Trials never read or change the tensors of the module itself. So it may be on the meta device, or sharded.
+Trials never read or change the tensors of the module itself. So the module may be on the meta device, or sharded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def trial_key(module: nn.Module) -> Any:
-    """Modules with equal keys need only one trial: same class, same shapes, same plain attributes, also in children."""
+    """Return a key for the results of trials. Modules with equal keys need only one trial.
+
+    The key holds the class of a module, the shapes of its tensors, and its attributes; and the keys of its children.
+    """
     tensors = [(name, None if t is None else tuple(t.shape)) for name, t in (*module._parameters.items(), *module._buffers.items())]
     return (
         type(module),
@@ -34,7 +37,10 @@ def trial_key(module: nn.Module) -> Any:
 
 
 def _attribute_keys(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The attributes that a class adds to nn.Module. Values that are not plain equal only themselves."""
+    """Yield (name, key) for the attributes that a module has in addition to those of nn.Module.
+
+    The keys of plain values (see guards.py) compare by value, all others by identity.
+    """
     for name, value in sorted(module.__dict__.items()):
         if name not in COMMON_ATTRIBUTES:
             yield name, repr(value) if is_plain(value) else _ByIdentity(value)
@@ -45,7 +51,7 @@ def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 class _ByIdentity:
-    """A key that equals itself alone. It keeps its value alive, so that no other object gets the same id."""
+    """A key for an object, compared by identity. The key keeps the object alive, so that no other object gets its id."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -58,7 +64,7 @@ class _ByIdentity:
 
 
 def stand_in(module: nn.Module, cls: type[nn.Module], dtype: torch.dtype = torch.float32, scale: float = 1.0) -> nn.Module:
-    """A module of class `cls` with the attributes of `module`, and with random tensors."""
+    """Return a module of class `cls` with copies of the attributes of `module`, and with random parameters and buffers."""
     twin = object.__new__(cls)
     twin.__dict__.update({name: _try_copy(value) if name not in COMMON_ATTRIBUTES else value for name, value in module.__dict__.items()})
     cpu: Any = {"device": "cpu", "dtype": dtype, "generator": torch.Generator("cpu").manual_seed(0)}
@@ -86,7 +92,7 @@ def _try_copy(value: Any) -> Any:
 
 
 def isolated() -> Any:
-    """A context for trials. The user's settings do not affect them, and trials do not change the settings."""
+    """Return a context for trials. In it the user's torch settings do not affect trials, and trials do not change them."""
     stack = ExitStack()
     stack.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")  # the model itself would not cause these warnings

@@ -1,4 +1,4 @@
-"""The inputs of trials: shapes, dtypes, scales and settings."""
+"""The inputs of trials: shapes, dtypes, scales and settings. A trial compares a module with a norm of onepass on one input."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onepass import nn as onepass_nn
 
 from .stand_ins import own_parameters
 
-MAX_ELEMENTS = 2**19  # of the largest input
+MAX_ELEMENTS = 2**19  # about the number of elements of the largest inputs
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -32,9 +32,9 @@ class Case(NamedTuple):
     weight_dtype: torch.dtype = torch.float32
     training: bool = True
     mode: str = "grad"  # or "no_grad", "inference"
-    scale: float = 1.0
-    layout: str = "dense"  # or "strided"
-    needs_grad: str = "all"  # or "x", "parameters"
+    scale: float = 1.0  # a factor on x
+    layout: str = "dense"  # or "strided": not contiguous
+    needs_grad: str = "all"  # which tensors need a gradient: "all", "x" or "parameters"
     autocast: bool = False
 
     def __str__(self) -> str:
@@ -49,7 +49,10 @@ class Case(NamedTuple):
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Set gradient mode and autocast. Also sets CUDA's autocast, because a forward on the CPU may ask for it."""
+        """Return a context with the gradient mode and autocast of this case.
+
+        CUDA's autocast is set, too, because a forward may ask for it although trials run on the CPU.
+        """
         mode = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[self.mode]
         before = torch.is_autocast_enabled("cuda")
         with mode(), torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
@@ -61,7 +64,7 @@ class Case(NamedTuple):
 
 
 def quick_inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
-    """Inputs that tell norms apart: several ranks, a mean, and scales at which every usual eps matters."""
+    """Return inputs that tell norms apart: of several ranks, with a nonzero mean, and so small that every usual eps matters."""
     rows, channels = _sizes(module)
     if like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm):
         shapes = [(2, 3, *rows), (2, 3, 5, *rows), (7, *rows)]
@@ -74,7 +77,7 @@ def quick_inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
 
 
 def all_cases(module: nn.Module, like: type[nn.Module], registered: bool) -> Iterator[Case]:
-    """Every case in which a module has to agree with its recipe."""
+    """Yield every case in which a module has to agree with `like`. A registered class skips mixed dtypes and autocast."""
     rows, channels = _sizes(module)
     if like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm):
         ranks = [(*lead, *rows) for lead in ((2, 3), (), (7,), (2, 3, 5), (2, 1, 3, 2))]
@@ -103,14 +106,14 @@ def all_cases(module: nn.Module, like: type[nn.Module], registered: bool) -> Ite
         yield from (plain._replace(layout="strided", shape=shape, mode="no_grad") for shape in shapes)
         yield from (Case(shape, training=training, mode="no_grad") for shape in sizes)
     if registered:
-        return  # the user's `result` says what happens with mixed dtypes
+        return  # mixed dtypes and autocast are not tried: see `result` of `register`
     yield from (Case(base, dtype, weight) for dtype, weight in (MIXED_DTYPES if own_parameters(module) else []))
     for dtype, mode in product(DTYPES, ("grad", "no_grad")):
         yield Case(base, dtype, dtype, mode == "grad", mode, autocast=True)
 
 
 def _sizes(module: nn.Module) -> tuple[tuple[int, ...], int]:
-    """The normalized shape, and the number of channels."""
+    """Return the normalized shape and the number of channels that a module expects."""
     given = getattr(module, "normalized_shape", ())
     shapes = [tuple(param.shape) for param in own_parameters(module).values() if param.dim()]
     rows = (given,) if isinstance(given, int) else tuple(given) or (shapes[0] if shapes else (24,))

@@ -1,8 +1,8 @@
-"""Trials: compare a module with the norm that may replace it, on stand-ins with random tensors.
+"""Trials: compare a module with the norm that may replace it, on copies with random tensors (stand_ins.py).
 
-`largest_difference` is quick, in float32, and finds a recipe. `compare_in_all_cases` then varies dtypes, ranks, sizes,
-layouts, training, gradients and autocast. Over all these cases, every condition of the forward must be true at least once
-and false at least once.
+`largest_difference` is a quick comparison in float32, which selects a recipe. `compare_in_all_cases` then varies dtypes,
+ranks, sizes, layouts, training, gradients and autocast. Over all these cases, every condition of the forward must be true
+at least once and false at least once.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from onepass.patching.swapped_norm import HALF_DTYPES, NormRecipe
 from .stand_ins import isolated, own_parameters, stand_in, trial_key
 from .trial_cases import Case, all_cases, quick_inputs, random_tensors
 
-TOLERANCE = 2e-5  # relative to the largest value: allows float32 rounding, but not another eps or formula
+TOLERANCE = 2e-5  # relative to the largest value; more than float32 rounding, less than the effect of another eps or formula
 
 
 HALF_TOLERANCE = {torch.bfloat16: 4 * torch.finfo(torch.bfloat16).eps, torch.float16: 8 * torch.finfo(torch.float16).eps}
 
 
 def largest_difference(module: nn.Module, recipe: NormRecipe) -> float:
-    """The largest difference in output, gradients or buffers between a module and its recipe.
+    """Return the largest difference in output, gradients or buffers between a module and its recipe.
 
-    It is relative to the largest value of each tensor. It is infinite if one of the two raises an error, or if the
-    module keeps state outside its buffers.
+    A difference is relative to the largest value of its tensor. The first one above `TOLERANCE` is returned at once. The
+    result is infinite if a forward raises an error, or if the module keeps state outside its buffers.
     """
     cls, worst = type(module), 0.0
     with isolated():
         for training in (True, False):
             for x in quick_inputs(module, recipe.like):
-                scale = 100.0 if x.abs().max() > 100 else 1.0  # large enough to reveal a clamp
+                scale = 100.0 if x.abs().max() > 100 else 1.0  # scale of the parameters; a large one reveals a clamp
                 try:
                     worst = max(worst, _difference(module, swapped_class(cls, recipe), x, training, scale))
                 except Exception:
@@ -54,7 +54,7 @@ def _difference(module: nn.Module, new_class: type[nn.Module], x: Tensor, traini
     cls = type(module)
     theirs, ours = stand_in(module, cls, scale=scale), stand_in(module, new_class, scale=scale)
     for twin in (theirs, ours):
-        nn.Module.train(twin, training)  # with its children
+        nn.Module.train(twin, training)  # also sets its children
     key, added_names = trial_key(theirs), set(dir(new_class)) - set(dir(cls))
     pairs = list(zip(_run(cls.forward, theirs, x), _run(new_class.forward, ours, x)))
     if trial_key(theirs) != key or added_names & {*module._parameters, *module._buffers, *module._modules}:
@@ -63,7 +63,7 @@ def _difference(module: nn.Module, new_class: type[nn.Module], x: Tensor, traini
 
 
 def _relative_difference(a: Any, b: Any) -> float:
-    """The largest difference, relative to the largest value of a; infinite if type, shape or dtype differ."""
+    """Return the largest difference, relative to the largest value of a; infinite if type, shape or dtype differ."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype):
         return 0.0 if a is b else float("inf")
     if not a.numel():
@@ -74,7 +74,7 @@ def _relative_difference(a: Any, b: Any) -> float:
 
 
 def _run(forward: Callable[..., Any], module: nn.Module, x: Tensor, needs_grad: bool = True) -> list[Tensor | None]:
-    """The output, then the gradients of x and parameters if there are any, then the buffers after the call."""
+    """Run forward and backward. Return one list: output, gradients of x and of parameters (if any), buffers."""
     x = x.detach().requires_grad_(needs_grad)
     y = forward(module, x)
     inputs = [t for t in (x, *own_parameters(module).values()) if t.requires_grad] if y.requires_grad else []
@@ -84,15 +84,15 @@ def _run(forward: Callable[..., Any], module: nn.Module, x: Tensor, needs_grad: 
 
 
 class Verdict(NamedTuple):
-    """Why a recipe is wrong for a module, or ""; and the ranks and dtypes for which the original forward has to run."""
+    """The result of comparing a module with a recipe. For some ranks and dtypes the original forward may have to run."""
 
-    why: str = ""
-    ranks: tuple[int, ...] = ()
-    dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # of x and of parameters
+    why: str = ""  # why the recipe is wrong; "" if it is right
+    ranks: tuple[int, ...] = ()  # ranks of x for which the original forward has to run
+    dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # (of x, of parameters) for which it has to run
 
 
 def compare_in_all_cases(module: nn.Module, recipe: NormRecipe, analysis: Analysis | None) -> Verdict:
-    """Compare a module with its recipe in every case. `analysis` is None for a registered class."""
+    """Compare a module with its recipe in every case, and return the result. `analysis` is None for a registered class."""
     cls, new_class = type(module), swapped_class(type(module), recipe)
     recorder = BranchRecorder(analysis or Analysis())
     their_forward = recorder.instrumented(cls.forward)
@@ -115,18 +115,18 @@ def compare_in_all_cases(module: nn.Module, recipe: NormRecipe, analysis: Analys
                 dtypes[pair] = None
             elif rank not in required_ranks:
                 ranks[rank] = None
-            elif not (isinstance(theirs, Exception) and min(case.shape) < 2):  # it may reject an empty batch
+            elif not (isinstance(theirs, Exception) and min(case.shape) < 2):  # a module may reject sizes of 0 or 1
                 return Verdict(f"it does not compute {recipe.like.__name__} for {case}")
     condition = recorder.one_sided_condition()
     return Verdict(f"it branches on {condition}, and trials reach only one branch" if condition else "", tuple(ranks), tuple(dtypes))
 
 
 class _StateChanged(Exception):
-    """A module changed its own attributes during a call."""
+    """Raised if a module changes its own attributes during a call."""
 
 
 def _try_case(module: nn.Module, cls: type[nn.Module], forward: Callable[..., Any], case: Case) -> list[Tensor | None] | Exception:
-    """The results of one case (see `_run`), or the error that it raised."""
+    """Return the results of one case (a list, see `_run`), or the error that the forward raised."""
     twin = stand_in(module, cls, case.weight_dtype)
     nn.Module.train(twin, case.training)
     twin.requires_grad_(case.needs_grad != "x")
@@ -145,10 +145,10 @@ def _try_case(module: nn.Module, cls: type[nn.Module], forward: Callable[..., An
 
 
 def _agree(theirs: list[Any] | Exception, ours: list[Any] | Exception, case: Case, activation: str | None) -> bool:
-    """Whether two results differ only by rounding.
+    """Return whether the results of two forwards (see `_run`) differ only by rounding; False if one raised an error.
 
-    In half precision, gradients are not compared if x is small, because they may overflow, or if the module has an
-    activation, because the gradient of ReLU jumps.
+    In half precision, gradients are not compared in two cases: if x is small, because gradients may overflow, and if the
+    module has an activation, because the gradient of ReLU jumps.
     """
     if isinstance(theirs, Exception) or isinstance(ours, Exception):
         return False
@@ -163,7 +163,11 @@ def _agree(theirs: list[Any] | Exception, ours: list[Any] | Exception, case: Cas
 
 
 def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
-    """Add a class's dtype rules to a recipe: the dtype of y if x and weight have different dtypes, and autocast."""
+    """Find the dtype rules of a module. Return the recipe with these rules, or the reason why no rule fits.
+
+    The rules say which dtype y has if x and weight have different dtypes (`result`), and whether the module follows
+    torch's autocast (`autocast`).
+    """
     cls, bf16, results = type(module), torch.bfloat16, {}
     x, watch = quick_inputs(module, recipe.like)[0], _NormCalls()
     with isolated(), torch.no_grad():
@@ -172,7 +176,7 @@ def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
                 with watch if x_dtype == weight_dtype else nullcontext():
                     results[x_dtype, weight_dtype] = cls.forward(stand_in(module, cls, weight_dtype), x.to(x_dtype)).dtype
             except Exception:
-                continue  # it does not support this pair, so neither do we
+                continue  # the module does not support this pair, so its recipe need not
     autocast = any(dtype in HALF_DTYPES for dtype in watch.dtypes)
     if recipe.weight is None or not own_parameters(module):
         if all(y == x for (x, _), y in results.items()):
@@ -187,7 +191,7 @@ def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
 
 
 class _NormCalls(TorchFunctionMode):
-    """Records the dtypes with which torch's norms are called. Autocast affects only calls in half precision."""
+    """Records the dtype of x in every call of a torch norm. Autocast affects only those calls in which x is in half precision."""
 
     def __init__(self) -> None:
         super().__init__()
