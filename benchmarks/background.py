@@ -1,4 +1,4 @@
-"""Work that keeps a GPU busy while something else is tested on it."""
+"""Work that keeps a GPU busy while something else is tested on the same GPU."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHAPES = (2, 320, 64, 64), (1, 96, 61, 67), (4, 1280, 16, 16)
 
 
 def bits(t: Tensor) -> Tensor:
-    """The bits as integers: NaN equals itself, and -0 differs from 0."""
+    """Return the bits of a tensor as integers. Compared in this way, NaN equals itself and -0 differs from 0."""
     return t.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])
 
 
 class BackgroundWork:
-    """Work on two more streams of the GPU. `refill` keeps both queues filled.
+    """Work on two streams of the GPU, besides the stream of the test. Call `refill` often, to keep both busy.
 
-    One stream runs matrix products and copies. The other runs norms by the families whose programs share sets, eagerly and
-    in a graph. Their results must have the same bits as in the first run.
+    One stream runs matrix products and copies. The other runs norms by the given kernel families, eagerly and in a CUDA
+    graph. The results of the norms must have the same bits as in their first run.
     """
 
     def __init__(self, families: Families) -> None:
@@ -50,7 +50,7 @@ class BackgroundWork:
 
     def refill(self) -> None:
         for stream, work, events in self.queues:
-            if events[0].query():  # the batch before the last has finished
+            if events[0].query():  # the last but one batch of work has finished
                 with torch.cuda.stream(stream):
                     work()
                     event = torch.cuda.Event()
@@ -58,7 +58,7 @@ class BackgroundWork:
                 events.append(event)
 
     def check(self) -> str:
-        """Wait for all streams. Returns what is wrong, or ""."""
+        """Wait for all streams. Return how many elements of the norms were wrong, in words, or "" if none were."""
         torch.cuda.synchronize()
         wrong = int(self.wrong.item())
         self.wrong.zero_()

@@ -1,8 +1,8 @@
-"""The norms on this CPU, compared with torch eager and torch.compile: every op, dtype, layout and size, forward and backward.
+"""Compares the norms on this CPU with torch eager and torch.compile: every op, dtype, layout and size, forward and backward.
 
 `python -m benchmarks.cpu --out results/cpu-x86.jsonl` measures calls as users write them. `--compile` adds torch.compile.
-Providers take turns, so that a slow minute of the machine affects all of them. A time is the median of the turns. Before
-the timing, the results at 1 MB are checked against the error budget.
+onepass, torch and torch.compile take turns, so that a slow minute of the machine affects all of them. A time is the median
+of the turns. Before the timing, results for inputs of 1 MB are checked against the error budget of verify/oracle.py.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SIZES = (4, 16, 64, 256, 1024, 8192, 32768, 65536)  # KB of x
-LIMIT = 0.95  # no case should be slower than this fraction of torch's speed
+SIZES = (4, 16, 64, 256, 1024, 8192, 32768, 65536)  # sizes of x in KB
+LIMIT = 0.95  # a fraction of torch's speed; no case should be slower than this
 
 
 def rows(kb: int, dtype: torch.dtype) -> list[Case]:
-    """The cases of a size: rows of at most 1024 elements, and images of 320 channels, or 32 if they are small."""
+    """Return the cases with an x of `kb` KB: matrices with rows of at most 1024 elements, and images with 320 or 32 channels."""
     n = kb * 1024 // dtype.itemsize
     width = min(1024, max(n // 4, 1))
     flat = (n // width, width)
@@ -72,7 +72,7 @@ def title(case: Case) -> str:
 
 
 def by_torch(case: Case, t: Operands) -> Callable[[], calls.Output]:
-    """The call as a user writes it, without any wrapper."""
+    """Return a call of torch's functions as a user would write it."""
     op = calls.OPS[case.op]
     norm: Callable[..., Tensor] = F.group_norm if case.op == "group_norm" else op.torch
     arguments = op.arguments(case, t)
@@ -88,14 +88,15 @@ def _added(norm: Callable[..., Tensor], x: Tensor, residual: Tensor, *arguments:
 
 
 def _times(variants: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Microseconds of each call. The variants take turns."""
+    """Time the variants in turn for `seconds` in all. Return the median microseconds of a call of each."""
     for call in variants.values():
         call()
         call()
     started = time.perf_counter()
     for call in variants.values():
         call()
-    repeat = max(1, int(1e-3 * len(variants) / max(time.perf_counter() - started, 1e-6)))  # a turn lasts a millisecond
+    # The number of calls in a turn, so that a turn lasts about a millisecond.
+    repeat = max(1, int(1e-3 * len(variants) / max(time.perf_counter() - started, 1e-6)))
     found: dict[str, list[float]] = {name: [] for name in variants}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(found[next(iter(found))]) < 5:
@@ -132,7 +133,7 @@ def measure(case: Case, dtype: torch.dtype, kb: int, compiled: bool, backward: b
 
 
 def errors() -> Iterator[tuple[str, float]]:
-    """The largest error of each case at 1 MB, as a fraction of the budget."""
+    """Yield (name, error) for each case with an x of 1 MB: the largest error as a fraction of the error budget."""
     for dtype in DTYPES:
         for case in rows(1024, dtype):
             operands = tensors.make(case, dtype)
@@ -142,12 +143,12 @@ def errors() -> Iterator[tuple[str, float]]:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """The geometric mean."""
+    """Return the geometric mean, or NaN if there are no ratios."""
     return exp(sum(map(log, ratios)) / len(ratios)) if ratios else float("nan")
 
 
 def summary(records: list[Record]) -> str:
-    """A table of speed relative to torch: the mean from 32 MB on, the slowest case, and how many are below LIMIT."""
+    """Return a table of speed relative to torch: the mean from 32 MB on, the slowest case, and how many cases are below LIMIT."""
     lines = [["", "threads", "plain ≥ 32 MB", "fused ≥ 32 MB", "slowest ≥ 1 MB", "cases below 0.95", "slowest case"]]
     for direction in ("forward", "backward"):
         for threads in sorted({r["threads"] for r in records}):
@@ -197,7 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _model() -> str:
-    """The name of the CPU and its number of cores."""
+    """Return the number of cores and the name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,13 +1,18 @@
-"""Draws docs/families.svg: which elements one program of each family takes. `python -m benchmarks.draw_families`."""
+"""Draws docs/families.svg: which elements one GPU program of each kernel family processes.
+
+Run it with `python -m benchmarks.draw_families`. A set is the elements that share one mean and variance. Several programs
+that share a set form a team, and are its members.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-ROWS, COLUMNS, CELL = 8, 12, 13  # of memory in a panel; pixels of a cell
+ROWS, COLUMNS, CELL = 8, 12, 13  # each panel shows memory as 8 rows of 12 squares, each 13 pixels wide
 FIRST, SECOND, OTHER = "#4c78a8", "#9ecae9", "#e6e6e6"
 
-# For each family: what one program (or member of a team) takes, as (color, row from, row to, column from, column to), and a caption.
+# For each family: colored rectangles, one per program or part of a set, and two lines of caption. A rectangle is
+# (color, first row, end row, first column, end column); the ends are exclusive.
 PANELS = {
     "row": ([(FIRST, 0, 2, 0, 12)], "a program keeps whole sets,", "each one contiguous run"),
     "tile": ([(FIRST, 0, 8, 0, 3)], "a program keeps whole sets", "that lie side by side"),

@@ -1,4 +1,7 @@
-"""One model before or after `onepass.patch`: runs it, compares it with float32, compiles it and times it."""
+"""A variant of a model: the model before or after `onepass.patch`.
+
+It is run, compared with the model in float32, compiled and timed. A step is one forward, or one forward and backward.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,17 @@ from onepass.patching import patch
 from .model_zoo import AHEAD, Entry
 
 EAGER, COMPILE = MODES = ("eager", "compile")
-# A patched model may be off by GRACE times the error of the model before, plus one rounding to bfloat16.
+# A patched model may have GRACE times the relative error of the unpatched model, plus ROUNDING, one rounding to bfloat16.
 GRACE = 2.0
 ROUNDING = 2.0**-8
-Errors = dict[str, tuple[float, float]]  # for each result, the norm of its error and its own norm
+Errors = dict[str, tuple[float, float]]  # for each result by name: (norm of its error, norm of the result)
 
 
 class SharedMemory:
-    """GPU memory that processes share. A process waits until enough is free; a request larger than all takes all."""
+    """GPU memory that processes share: `with memory(gigabytes)` waits until so much is free, and takes it for the block.
+
+    A request for more than there is takes all.
+    """
 
     def __init__(self, gigabytes: int) -> None:
         processes = get_context("spawn")
@@ -49,7 +55,7 @@ class SharedMemory:
 
 
 class Step:
-    """One step of a model as a call: a forward, or a training step (forward and backward) without an optimizer."""
+    """One step of a model as a call: a forward or, in training, a forward and a backward. There is no optimizer."""
 
     def __init__(self, entry: Entry, model: nn.Module, inputs: tuple[Any, ...], forward: Callable[..., Tensor]) -> None:
         self.entry, self.model, self.inputs, self.forward = entry, model, inputs, forward
@@ -68,7 +74,7 @@ class Step:
         return loss
 
     def results(self) -> dict[str, Tensor]:
-        """The results of the first step: its output, or the loss and all gradients."""
+        """Take the first step, and return its results by name: the output or loss, and in training all gradients."""
         self.taken = 0
         output = self().detach()
         gradients = {name: param.grad for name, param in self.model.named_parameters() if param.grad is not None}
@@ -77,22 +83,22 @@ class Step:
 
 
 class Variant:
-    """A model with its steps, eager and compiled, and the measurements of them."""
+    """A model before or after `onepass.patch`, with methods that prepare and measure its eager and its compiled step."""
 
     def __init__(self, entry: Entry, patched: bool, small: bool, device: str, backend: str, memory: SharedMemory) -> None:
         self.entry, self.device, self.backend, self.memory = entry, device, backend, memory
         self.model = entry.build(small, device)
         shared = {id(t): t for t in (*self.model.parameters(), *self.model.buffers())}
-        self.plain = copy.deepcopy(self.model, shared)  # the unpatched modules, with the same parameters
+        self.plain = copy.deepcopy(self.model, shared)  # the unpatched model, with the same parameters
         self.counts = patch(self.model, channels_last=entry.channels_last).counts if patched else None
         self.make_inputs = lambda model: entry.inputs(model, small)
         self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
 
     def ready(self, mode: str) -> Record:
-        """Run the model once, compiled or not. Returns its record without times.
+        """Prepare the step of a mode: compile it if asked for, run it, and return its record, without the times of steps.
 
-        `errors` are against the model in float32.
+        The field `errors` of the record compares the results with those of the model in float32.
         """
         step = Step(self.entry, self.model, self.inputs, self.entry.forward)
         with self.memory(self.entry.gigabytes):
@@ -117,7 +123,7 @@ class Variant:
         counters.clear()
         step.forward = torch.compile(step.forward, dynamic=False, backend=self.backend)
         seconds = self._timed(step)
-        step()  # the counts include recompilations
+        step()  # a second step, so that the counts include recompilations
         breaks = counters["graph_break"]
         return {
             **{"backend": self.backend, "compile_s": seconds, "graphs": counters["stats"]["unique_graphs"]},
@@ -135,7 +141,7 @@ class Variant:
         return {name: (_norm(found[name].float() - value), _norm(value)) for name, value in expected.items()}
 
     def peak(self, mode: str) -> int | None:
-        """The most bytes allocated during a step, including the parameters."""
+        """Return the most bytes allocated on the GPU during a step, including the parameters, or None on a CPU."""
         if self.device == "cpu":
             return None
         self._tidy()
@@ -146,7 +152,7 @@ class Variant:
         return torch.cuda.max_memory_allocated()
 
     def gpu_milliseconds(self, mode: str, steps: int = 3) -> float | None:
-        """Milliseconds that the GPU works on a step. The rest of the time it waits for the host."""
+        """Return the milliseconds of GPU work in a step, without the time that the GPU waits for the host. None on a CPU."""
         if self.device == "cpu":
             return None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -156,9 +162,9 @@ class Variant:
         return round(sum(event.self_device_time_total for event in profile.key_averages()) / steps / 1e3, 4)
 
     def samples(self, mode: str, seconds: float) -> list[float]:
-        """Seconds of whole steps.
+        """Time whole steps for about `seconds`, and return the seconds of each.
 
-        On CUDA, they are measured between events: the time of the slower of host and device.
+        On CUDA, a step is timed between events, so its time is that of the slower of host and GPU. On a CPU, 3 steps are timed.
         """
         step = self.steps[mode]
         if self.device != "cpu":
@@ -167,17 +173,18 @@ class Variant:
         return [timing.once(step, 1) for _ in range(3)]
 
     def host(self, mode: str) -> list[float]:
-        """Seconds of host time of short steps."""
+        """Return samples of the host time of a step in seconds, or [] on a CPU or if the model does not decode tokens."""
         if self.device == "cpu" or not self.entry.rewind:
             return []
-        return timing.host_samples([self.steps[mode]], batches=5, max_calls=4)[0]  # 4 steps: less than 1024 launches
+        # 4 steps make fewer than 1024 launches, at which CUDA would make the host wait.
+        return timing.host_samples([self.steps[mode]], batches=5, max_calls=4)[0]
 
     def _finish(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
     def _tidy(self) -> None:
-        """Free unused memory, since other processes share this GPU."""
+        """Free gradients and unused memory, since other processes share this GPU."""
         self.model.zero_grad()
         gc.collect()
         if self.device != "cpu":
@@ -189,10 +196,11 @@ def _norm(t: Tensor) -> float:
 
 
 def error_ratio(before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]) -> tuple[float, str]:
-    """The largest relative error of a result, as a fraction of the allowed error, and the name of the result.
+    """Return the largest relative error of a result after patching, as a fraction of the allowed error, and the result's name.
 
-    The allowed error is twice the error before, or twice the median error before if that is larger, plus one rounding. The
-    median counts because a result with few elements may be right by chance.
+    The allowed error is GRACE times the error of the same result before patching, or GRACE times the median error of all
+    results if that is larger, plus one rounding. The median is needed because a result with few elements may be accurate by
+    chance.
     """
     was, now = ({name: error / max(size, 1e-30) for name, (error, size) in errors.items()} for errors in (before, after))
     usual = statistics.median(was.values())
@@ -202,5 +210,5 @@ def error_ratio(before: Mapping[str, tuple[float, float]], after: Mapping[str, t
 
 
 def total_error(errors: Mapping[str, tuple[float, float]]) -> float:
-    """The relative error of all results together."""
+    """Return the relative error of all results together: the norm of all errors divided by the norm of all results."""
     return (sum(error**2 for error, _ in errors.values()) / sum(size**2 for _, size in errors.values())) ** 0.5

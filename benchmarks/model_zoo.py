@@ -1,6 +1,6 @@
-"""Whole models for the benchmark of `onepass.patch`: diffusers' and transformers' own, from configurations, with random weights.
+"""Whole models for the benchmark of `onepass.patch`: models of diffusers and transformers with random weights.
 
-Each has a small version of the same modules, which runs on a CPU in a second.
+Each model has a small version with the same modules, which runs on a CPU in about a second.
 """
 
 from __future__ import annotations
@@ -13,28 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PROMPT = 77  # tokens of the prompt
-CACHED = 512  # tokens in the cache before decoding
-AHEAD = 256  # tokens that are decoded before the cache is rewound
+PROMPT = 77  # the number of tokens in a prompt
+CACHED = 512  # the number of tokens in the cache when decoding starts
+AHEAD = 256  # after decoding this many tokens, the cache is rewound to CACHED tokens
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model and one step of it."""
+    """A model, and what one step of it is: a forward, or a forward and a backward if `training`."""
 
     name: str
     title: str
     library: str
-    make: Callable[[bool], nn.Module]  # small -> model
-    inputs: Callable[[nn.Module, bool], tuple[Any, ...]]  # (model, small) -> inputs, on its device and in its dtype
-    forward: Callable[..., Tensor]  # (model, *inputs) -> the output, or the loss
-    gigabytes: int  # GPU memory of a step, roughly
+    make: Callable[[bool], nn.Module]  # make(small) returns the model
+    inputs: Callable[[nn.Module, bool], tuple[Any, ...]]  # inputs(model, small), on the model's device and in its dtype
+    forward: Callable[..., Tensor]  # forward(model, *inputs) returns the output, or the loss if `training`
+    gigabytes: int  # how much GPU memory a step needs, roughly
     training: bool = False
     channels_last: bool = False
-    rewind: Callable[..., None] | None = None  # called with the inputs after every AHEAD steps
+    rewind: Callable[..., None] | None = None  # rewind(*inputs) is called before steps 0, AHEAD, 2·AHEAD, ...
 
     def build(self, small: bool, device: str) -> nn.Module:
-        """The model in bfloat16. All 1-d parameters are random: weights of 1 and biases of 0 would hide a mix-up."""
+        """Return the model in bfloat16.
+
+        Noise is added to all 1-d parameters: if all weights were 1 and all biases 0, mixing them up would change nothing.
+        """
         torch.manual_seed(0)
         with torch.device(device):
             model = self.make(small)
@@ -46,9 +49,9 @@ class Entry:
 
 
 def _random(model: nn.Module, *shape: int) -> Tensor:
-    """A random tensor, the same on every device and in every dtype.
+    """Return a random tensor with the device and dtype of the model. Its values are the same for all devices and dtypes.
 
-    Images are channels-last, like the models with convolutions.
+    Tensors of four dimensions are channels-last, like the models with convolutions.
     """
     param = next(model.parameters())
     x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(torch.bfloat16)
@@ -61,7 +64,7 @@ def _tokens(model: Any, *shape: int) -> Tensor:
 
 
 def _vae(small: bool) -> nn.Module:
-    """The VAE of SD and SDXL."""
+    """Return the autoencoder (VAE) of Stable Diffusion (SD) and SDXL."""
     channels, groups, layers = ((16, 32), 8, 1) if small else ((128, 256, 512, 512), 32, 2)
     return import_module("diffusers").AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * len(channels), up_block_types=("UpDecoderBlock2D",) * len(channels),
@@ -115,7 +118,7 @@ def _denoise(model: Any, latents: Tensor, step: Tensor, context: Tensor, *added:
 
 
 def _convnext(small: bool) -> nn.Module:
-    """ConvNeXt with layer scales of 1. With the usual 10⁻⁶, blocks would hardly change the output."""
+    """Return ConvNeXt-B with layer scales of 1. With the usual layer scale of 10⁻⁶, a block would hardly change its input."""
     transformers: Any = import_module("transformers")
     depths, sizes, labels = ([1, 1, 1, 1], [8, 16, 24, 32], 10) if small else ([3, 3, 27, 3], [128, 256, 512, 1024], 1000)
     config = transformers.ConvNextConfig(
@@ -153,7 +156,7 @@ def _learn(model: Any, tokens: Tensor) -> Tensor:
 
 
 def _cached(model: Any, small: bool) -> tuple[Any, ...]:
-    """A token, and a cache filled by the model."""
+    """Return a token, and a cache that the model has filled with CACHED tokens."""
     transformers: Any = import_module("transformers")
     cache = transformers.StaticCache(config=model.config, max_cache_len=CACHED + AHEAD)
     with torch.no_grad():

@@ -1,17 +1,18 @@
-"""Whole models before and after `onepass.patch`: time, peak memory and graph breaks of a step, eager and by torch.compile.
+"""Measures whole models before and after `onepass.patch`: time, peak memory and graph breaks of a step, eager and compiled.
 
 Run it with `python -m benchmarks.models --device cuda --out results/models-h200.jsonl`. It needs transformers, and diffusers
 for the diffusion models. `--device cpu --small --backend aot_eager` tries it on a small version of every model.
 
-Weights are random and in bfloat16, the same before and after. Models with convolutions are channels-last before, too, with
-channels-last inputs, so that only the norms differ. A training step is a forward and a backward, without an optimizer.
+Weights are random and in bfloat16, the same before and after. Models with convolutions, and their inputs, are channels-last
+both before and after, so that only the norms differ. A training step is a forward and a backward, without an optimizer.
 
-The results of a patched model (outputs, and gradients of all parameters) are compared with the model in float32. The
-relative error of each may be twice that of the unpatched model plus one rounding (`model_variant.error_ratio`). Otherwise no
-time is reported.
+The outputs of a patched model, and the gradients of all its parameters, are compared with those of the model in float32. The
+relative error of each may be twice that of the unpatched model plus one rounding (`error_ratio` of model_variant.py). If it
+is larger, no time is reported.
 
-Each variant of a model has its own process. All prepare at the same time, since compiling takes minutes. Then the models are
-measured one by one, before and after in turn, while the other processes wait.
+A variant is a model before or after `onepass.patch`. Each variant has its own process. All processes prepare at the same
+time, since compiling takes minutes. Then the models are measured one by one, before and after in turn, while the other
+processes wait.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from .model_zoo import ENTRIES, Entry
 
 BEFORE, AFTER = "before", "after"
 PROVIDERS = {EAGER: (BEFORE, AFTER), COMPILE: ("compiled before", "compiled after")}
-ROUNDS = 4  # in each, before and after take a turn
+ROUNDS = 4  # rounds of measurement; in each, before and after take a turn
 PATIENCE = 60  # seconds that one measurement may take
-MEMORY = 80  # GB that models share while they prepare: an H200 has 141, and parameters and contexts take 45
+MEMORY = 80  # GB of GPU memory for the steps of all models while they prepare: of 141 on an H200, parameters and contexts take 45
 _processes = get_context("spawn")  # a fork of a process that has used CUDA may hang
 
 
 class Failed(Exception):
-    """Raised if a process gives no answer. The message is the reason."""
+    """Raised if a variant has no answer: its process raised, was too late or ended. The message is the reason."""
 
 
 class VariantProcess:
-    """A variant in its own process, whose output goes to a file."""
+    """A Variant of model_variant.py in a process of its own. The output of the process goes to a file."""
 
     def __init__(self, args: argparse.Namespace, entry: Entry, patched: bool, folder: Path, memory: SharedMemory) -> None:
         self._answers, theirs = _processes.Pipe()
@@ -63,11 +64,14 @@ class VariantProcess:
 
     def ask(self, method: str, *args: Any) -> None:
         if not self._dead:
-            with suppress(OSError):  # `answer` reports it
+            with suppress(OSError):  # `answer` then reports that the process has ended
                 self._answers.send((method, args))
 
     def answer(self, end: float) -> Any:
-        """The answer to `ask`. A process that is late or dead is ended, and gives no further answers."""
+        """Return the answer to `ask`, and wait for it until `end`.
+
+        If the process is late or has ended, end it and raise Failed, also in all later calls.
+        """
         if self._dead:
             raise Failed(self._dead)
         try:
@@ -88,7 +92,7 @@ class VariantProcess:
         return self.answer(time.monotonic() + PATIENCE)
 
     def end(self, why: str = "ended") -> None:
-        """End the process and its children: inductor starts workers."""
+        """End the process and its children, the workers that inductor starts."""
         self._dead = self._dead or why
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
@@ -119,10 +123,11 @@ def _serve(asked: Connection, log: Path, name: str, patched: bool, *args: Any) -
 def measure(
     entry: Entry, mode: str, variants: Sequence[Any], ready: Sequence[Record | str], origin: Record, seconds: float
 ) -> list[Record]:
-    """The records of a mode, before and after. A record of a variant that failed or is wrong has an `error` and no time.
+    """Measure a model in a mode, before and after, and return one record for each of the two.
 
-    `variants` are objects with a method `call`. `ready` holds the record of each variant, or the reason why it has none.
-    In that case, the fields come from `origin`.
+    The record of a variant that failed or is wrong has an `error` and no time. `variants` are two objects with a method
+    `call`, and `ready` is what `Variant.ready` returned for each: a record, or the reason why there is none. `origin` has the
+    fields that say where the results come from, for a variant without a record.
     """
     layout = "channels_last" if entry.channels_last else "contiguous"
     about = {"row": entry.name, "dtype": "bfloat16", "layout": layout, "training": entry.training, "error": "", **origin}
@@ -210,9 +215,9 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]]) 
         for entry, pair in progress(children.items(), len(children), lambda item: item[0].name, log=True):
             found = measure(entry, mode, pair, ready[entry], origin, args.seconds)
             results += found
-            if args.out:  # after every model, so that an interrupted run keeps its results
+            if args.out:  # written after every model, so that an interrupted run keeps its results
                 record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], found))
-    for found in results:  # last, because the profiler slows down all later launches
+    for found in results:  # the profiler comes last, because it slows down all later launches
         child = children[next(entry for entry in children if entry.name == found["row"])][not found["provider"].endswith(BEFORE)]
         if "error" not in found:
             found["gpu_ms"] = child.call("gpu_milliseconds", COMPILE if found["provider"] in PROVIDERS[COMPILE] else EAGER)
@@ -259,5 +264,6 @@ def _line(found: Record) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the other processes end, too
+    # Exit in the usual way, so that the other processes are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The host time of a call: each norm on a few kilobytes, where arithmetic takes little time, onepass and torch in turn.
+"""Measures the host time of a call by onepass and by torch: each norm on a few kilobytes, where arithmetic takes little time.
 
 Run it with `python -m benchmarks.overhead [--device cuda]`.
 """
@@ -27,7 +27,7 @@ SMALL = [
 
 
 def runs(case: Case, device: str) -> Iterator[tuple[str, list[Run]]]:
-    """The calls of onepass and torch: a forward without a graph, and a backward alone."""
+    """Yield (direction, [call of onepass, call of torch]): a forward without autograd, then a backward alone."""
     operands, providers = tensors.make(case, device=device), [PROVIDERS[name] for name in (OURS, "torch")]
     dy = tensors.make_dy(operands)
     yield "forward", [measure.forward(provider, case, operands)[0] for provider in providers]
@@ -43,7 +43,7 @@ def main(args: list[str] | None = None, seconds: float = 2) -> None:
     print(f"torch {torch.__version__}, {device}, one thread, microseconds per call (quartiles): no_grad forward, autograd.grad alone")
     for case in SMALL:
         for direction, both in runs(case, device):
-            # On a GPU, host_times does not wait for the device, so its time is not included.
+            # On a GPU, host_times does not wait for the device, so the device's time is not included.
             times = timing.interleaved(both, seconds=seconds) if device == "cpu" else timing.host_times(both, batches=int(50 * seconds))
             ours, torchs = (f"{t.median * 1e6:6.1f} ({t.low * 1e6:.1f}-{t.high * 1e6:.1f})" for t in times)
             ratio = times[0].median / times[1].median

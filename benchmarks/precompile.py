@@ -1,6 +1,6 @@
-"""Compiles the kernels of random problems before their first run.
+"""Compiles the kernels of the random problems of stress_problems.py before they run.
 
-The processes that compile need no GPU. They pass on the kernels through Triton's cache on disk.
+Other processes compile, and need no GPU. The process that runs the kernels finds them in Triton's cache on disk.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from onepass.planning.options import CannotForce, Options
 from . import stress_problems
 from .stress_problems import Problem
 
-Families = Sequence[str | None]  # None: the family that the planner chooses
+Families = Sequence[str | None]  # names of kernel families; None stands for the family that the planner chooses
 
 
 @dataclass(frozen=True)
 class Job:
-    """One compilation. Another process finds the kernel by these numbers, since a JIT function cannot be pickled."""
+    """The kernel that another process is to compile, described by numbers, since a Triton function cannot be pickled."""
 
     seed: int
     index: int
     family: str | None
-    number: int  # of the kernel, in the order of `sources`
+    number: int  # the index of the kernel in the list that `sources` returns
 
 
 def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
-    """The kernels with which a family runs a problem, in order. Empty if it cannot run the problem or has no kernels."""
+    """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels."""
     bound = problem_of(Row(problem.case, problem.dtype))
     try:
         chosen = plan(bound, device, FORWARD, Options(family))
@@ -49,20 +49,21 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     from onepass.backends.gpu.forward import kernels
 
     found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
-    cooperative = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]  # what `check_launchable` compiles
+    # Dispatch compiles these too, in `check_launchable`.
+    cooperative = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]
     return [kernel.source() for kernel in (*found, *cooperative)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
-    """The kernels of a problem on all families, each with the job that compiles it."""
+    """Return the kernels with which all families run problem number `index`, each with the Job that compiles it."""
     problem = stress_problems.draw(seed, index)
     return {repr(source): Job(seed, index, family, at) for family in families for at, source in enumerate(sources(problem, device, family))}
 
 
 def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[Job] | None:
-    """The jobs of kernels that are not in `known`. Adds these kernels to `known`.
+    """Return the jobs of the `needed` kernels that are not in `known`, and add these kernels to `known`.
 
-    Returns None, and adds nothing, if there would be more than `max_kernels` kernels.
+    If `known` would then have more than `max_kernels` kernels, return None and add nothing.
     """
     jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
     if len(known) + len(jobs) > max_kernels:
@@ -74,9 +75,10 @@ def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[
 def prepare(
     seed: int, wanted: int, device: Device, families: Families, max_kernels: int, target: Any, workers: int = 14, seconds: float = 120
 ) -> tuple[list[Problem], str]:
-    """`wanted` problems that need at most `max_kernels` kernels in all, and a sentence about the compilation.
+    """Draw problems, compile their kernels, and return the problems and a sentence about the compilation.
 
-    After `seconds`, kernels that are not compiled yet are left for the first run.
+    There are `wanted` problems, or fewer if not enough are found that need at most `max_kernels` kernels in all. Kernels that
+    are not compiled after `seconds` are compiled when they first run.
     """
     problems: list[Problem] = []
     known: set[str] = set()
@@ -103,8 +105,8 @@ def _compile(job: Job, device: Device, target: Any) -> None:
 
 
 def build(source: Any, target: Any) -> None:
-    """Compile a kernel, and the C code that launches it, into Triton's cache on disk."""
+    """Compile a kernel, and on CUDA the C code that launches it. Triton caches both on disk."""
     kernel = source.compile(target)
-    if torch.cuda.is_available():  # Triton 3.6 compiles a C launcher for each kernel in half a second, and caches it on disk too
+    if torch.cuda.is_available():  # Triton 3.6 compiles a launcher in C for each kernel, which takes half a second
         driver: Any = triton.runtime.driver.active
         driver.launcher_cls(kernel.src, kernel.metadata)

@@ -1,8 +1,8 @@
-"""Runs random problems of every kind by one family on the CPU, forward and backward, and checks them with the fp64 oracle.
+"""Runs random problems on the CPU by one kernel family, forward and backward, and checks them with the float64 oracle.
 
-`python -m benchmarks.random_problems --count 10000` checks each result against the error budget.
-It also checks that two numbers of threads give the same bits. `make sanitize` runs it with C kernels compiled with sanitizers.
-The seed and the index alone determine a problem, so `--only INDEX` repeats one.
+`python -m benchmarks.random_problems --count 10000` checks each result against the error budget of verify/oracle.py, and
+checks that 1 and 3 threads give the same bits. `make sanitize` runs it with C kernels compiled with sanitizers. The seed and
+the index alone determine a problem, so `--only INDEX` repeats one.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_ELEMENTS = 1 << 14  # of nearly all problems; one in fifty has up to 16 times as many
+MAX_ELEMENTS = 1 << 14  # the most elements of x in 98 % of the problems; the others have up to 16 times as many
 THREADS = (1, 3)
 
-# Lengths at which the C sources begin another block, pack, part or piece. A third of the problems are near one.
+# Lengths at which the C kernels begin to divide the work differently. A third of the problems have a dimension of about such a
+# length.
 EDGES = (1, 4, 8, 16, 32, 64, 96, 128, 256, 512, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17)
 
 
@@ -44,7 +45,7 @@ class Drawn(NamedTuple):
 
 
 def draw(seed: int, index: int) -> Drawn:
-    """A problem, the same on every machine.
+    """Return problem number `index`. It is the same on every machine.
 
     Example: `draw(0, 17).name`
     """
@@ -64,12 +65,12 @@ def draw(seed: int, index: int) -> Drawn:
     if op == "instance_norm" and dims == 2:
         shape = (*shape[:1], shape[1], 5)
         channel_dim = 2 if last else 1
-    if not edge and maybe(0.3):  # few channels
+    if not edge and maybe(0.3):  # give it few channels
         shape = tuple(rng.choice((1, 3, 17)) if i == channel_dim else n for i, n in enumerate(shape))
-    elif edge and not rows and maybe(0.4):  # one channel, which has the elements of all channels
+    elif edge and not rows and maybe(0.4):  # merge all channels into one
         shape = (shape[0] * shape[channel_dim], *(1 if i == channel_dim else n for i, n in enumerate(shape) if i))
     groups = rng.choice([g for g in range(1, shape[channel_dim] + 1) if shape[channel_dim] % g == 0]) if op == "group_norm" else 1
-    one_value = prod(shape) == shape[channel_dim]  # each channel has one value, and no variance
+    one_value = prod(shape) == shape[channel_dim]  # a channel has one value, so it has no variance
     tracks = op in ("instance_norm", "batch_norm", "switchable_norm")
     evaluate = tracks and (one_value or maybe(0.6 if edge else 0.25))
     running = tracks and maybe(0.4)
@@ -102,7 +103,7 @@ def draw(seed: int, index: int) -> Drawn:
 
 
 def _shape(rng: Random, dims: int, most: int) -> tuple[int, ...]:
-    """Sizes that are uniform in their logarithm, with a product of at most `most`."""
+    """Return a random shape of about `most` elements or fewer. The logarithm of its sizes is roughly uniform."""
     shape, left = [], float(most)
     for i in range(dims):
         n = max(2, round(left ** (rng.random() * 1.6 / (dims - i)))) if left > 2 else 2
@@ -113,9 +114,9 @@ def _shape(rng: Random, dims: int, most: int) -> tuple[int, ...]:
 
 
 def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
-    """One long dimension beside short ones. Its length is near one of EDGES, or between two."""
+    """Return a random shape with one long dimension, whose length is near one of EDGES or between two. The others are short."""
     edges = bisect.bisect(EDGES, most)
-    at = max(rng.randrange(edges), rng.randrange(edges))  # prefer long ones
+    at = max(rng.randrange(edges), rng.randrange(edges))  # the larger of two draws: prefer long lengths
     n = EDGES[at] + rng.choice((-1, 0, 1)) if at == 0 or rng.random() < 0.5 else rng.randint(EDGES[at - 1] + 1, EDGES[at])
     n = max(n, 1)
     shape, left = [n], most // n
@@ -127,12 +128,12 @@ def _near_an_edge(rng: Random, dims: int, most: int) -> tuple[int, ...]:
 
 
 def run(problem: Drawn, family: str, index: int) -> str:
-    """What is wrong when a family runs a problem, or "". "-" means that the family or torch refuses it."""
+    """Run a problem by a family. Return what is wrong, "" if nothing is, or "-" if the family or torch cannot run the problem."""
     operands = tensors.make(problem.case, problem.dtype, seed=index)
     dy = tensors.make_dy(operands, index)
     try:
         exact = oracle.exact(problem.case, operands, dy)
-    except (RuntimeError, ValueError):  # torch refuses it, for example a set of one value
+    except (RuntimeError, ValueError):  # torch cannot run it, for example a batch_norm with one value per channel
         return "-"
     outcomes = []
     for threads in THREADS:
@@ -145,7 +146,7 @@ def run(problem: Drawn, family: str, index: int) -> str:
     worst = oracle.worst(outcomes[0], exact.value, exact.allowed)
     errors = dict(zip(Outcome._fields, worst.parts))
     wrong = [f"{name} {error:.3g} of the budget" for name, error in errors.items() if error is not None and not error <= 1]
-    if wrong:  # the budget covers first-order errors: with save="y" and a weight near zero, the definition exceeds it, too
+    if wrong:  # with save="y" and a weight near zero even the definition exceeds the budget: then allow 1.05 times its error
         with force("reference"):
             least = oracle.worst(oracle.evaluate(problem.case, operands, dy), exact.value, exact.allowed)
         wrong = wrong if any(ours > 1.05 * max(theirs, 1) for ours, theirs in zip(worst.parts, least.parts) if ours and theirs) else []
@@ -167,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", type=int, help="one index")
     parser.add_argument("--family", default="c")
     options = parser.parse_args(arguments)
-    c_problem.share_from(0)  # run small problems on several threads, too
+    c_problem.share_from(0)  # small problems, too, run on several threads
     indices = range(options.start, options.start + options.count) if options.only is None else [options.only]
     ran, failed, started = 0, 0, time.perf_counter()
     for index in indices:

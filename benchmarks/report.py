@@ -1,4 +1,4 @@
-"""Writes the tables of docs/measured.md and README.md from the files in results/."""
+"""Writes the tables of docs/measured.md, or with --models that of README.md, from the files in results/."""
 
 from __future__ import annotations
 

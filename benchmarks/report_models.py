@@ -1,6 +1,6 @@
-"""The table of whole models in README.md, made from the records of `benchmarks.models`.
+"""Makes the table of whole models in README.md from the records of `benchmarks.models`.
 
-Every model needs a record of every variant.
+A variant of a model is before or after `onepass.patch`, eager or compiled. Every model needs a record of every variant.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEAD = ["one step, bfloat16", "eager: before", "after", "", "torch.compile: befo
 
 
 def updated(text: str, records: Sequence[Record], entries: Sequence[Entry] = ENTRIES) -> str:
-    """The text with the table between its marks."""
+    """Return `text` with a new table between its marks."""
     return between(text, BEGIN, END, table(records, entries))
 
 
 def table(records: Sequence[Record], entries: Sequence[Entry] = ENTRIES) -> str:
-    """The table in Markdown, above the list of failures."""
+    """Return the table in Markdown, followed by a summary and the list of failures."""
     by_key = {(record["row"], record["provider"]): record for record in records}
     missing = [f"{entry.name} {variant}" for entry in entries for variant in VARIANTS if (entry.name, variant) not in by_key]
     if missing:
@@ -52,7 +52,7 @@ def _summary(flat: Sequence[Record], used: dict[Entry, dict[str, Record]]) -> st
 
 
 def _added(before: Record, after: Record) -> int | None:
-    """The number of graph breaks that patching adds, or None if one of the two was not compiled."""
+    """Return how many graph breaks patching adds, or None if `before` or `after` was not compiled."""
     was, now = (record.get("graph_breaks") for record in (before, after))
     return None if was is None or now is None else max(0, now - was)
 

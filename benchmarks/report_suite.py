@@ -1,6 +1,7 @@
-"""The tables of docs/measured.md, made from the records of `onepass bench`.
+"""Makes the tables of docs/measured.md from the records of `onepass bench`.
 
-Every row needs a record of every provider.
+A row of a table is one forward or backward of the suite. It needs a record of each provider: onepass and its peers, torch
+and torch.compile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PEERS = [name for name in PROVIDERS if name != OURS]
 
 
 def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, backward: Sequence[Row] = BACKWARD_SUITE) -> str:
-    """The text with each table between its marks. The marks of the backward table may be missing."""
+    """Return `text` with a new table between each pair of marks. The marks of the backward table may be missing."""
     text = between(text, BEGIN, END, table(records, suite))
     if BACKWARD_BEGIN in text or BACKWARD_END in text:
         text = between(text, BACKWARD_BEGIN, BACKWARD_END, table(records, backward))
@@ -25,7 +26,7 @@ def updated(text: str, records: Sequence[Record], suite: Sequence[Row] = SUITE, 
 
 
 def between(text: str, begin: str, end: str, table: str) -> str:
-    """Replace what is between two marks by a table."""
+    """Return `text` with the table in the place of what is between the marks `begin` and `end`."""
     before, begun, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
     if not (begun and ended):
@@ -34,7 +35,7 @@ def between(text: str, begin: str, end: str, table: str) -> str:
 
 
 def table(records: Iterable[Record], suite: Sequence[Row] = SUITE) -> str:
-    """The table in Markdown, below the origin of the numbers and above the list of failures."""
+    """Return a summary (machine, versions, targets met), the table in Markdown, and the list of failures."""
     by_key = {(record["row"], record["provider"]): record for record in records}
     missing = [f"{row.name} by {provider}" for row in suite for provider in PROVIDERS if (row.name, provider) not in by_key]
     if missing:
@@ -86,7 +87,7 @@ def _ours(row: Row, record: Record) -> str:
 
 
 def _faster(peer: Record, ours: Record) -> bool:
-    """Whether a peer is faster. A peer without a time is not. If onepass has no time, every peer with a time is."""
+    """Return whether a peer is faster than onepass. A missing time counts as slower than any time."""
     return "us" in peer and peer["us"] < ours.get("us", float("inf"))
 
 

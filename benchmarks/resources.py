@@ -1,6 +1,6 @@
-"""Registers, spills and shared memory of the suites' kernels on each GPU. Compiling needs Triton, but no GPU.
+"""Compiles the kernels of the benchmark suites for each GPU, and records their registers, spills and shared memory.
 
-`python -m benchmarks.resources` writes results/resources.jsonl.
+`python -m benchmarks.resources` writes results/resources.jsonl. It needs Triton, but no GPU.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ TARGETS = {
     "gfx1100": (GPUTarget("hip", "gfx1100", 32), KNOWN_DEVICES["rx7900"]),
 }
 
-BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # without sm_100 and gfx1100, to save time
+BACKWARD_TARGETS = ("sm_80", "sm_90", "gfx942")  # kernels of a backward are compiled only for these, to save time
 
 
 class Resources(NamedTuple):
     target: str
     kernel: str
-    row: str  # the first row of the suite that runs it
+    row: str  # the first row of the suites that runs this kernel
     registers: int
     spilled: int  # bytes on NVIDIA, registers on AMD
-    shared: int  # bytes
+    shared: int  # bytes of shared memory
 
 
 def rows() -> list[Row]:
-    """One row of the suites for each kind of problem and each way to run it, since compiling takes long."""
+    """Return one row of the suites for each kind of problem and launch. Compiling all rows would take too long."""
     kinds: dict[tuple[Any, ...], Row] = {}
     for row in (*SUITE, *BACKWARD_SUITE):
         case, chosen = row.case, plan(problem_of(row), TARGETS["sm_90"][1], row.direction)
@@ -63,7 +63,7 @@ def rows() -> list[Row]:
 
 
 def _shape(launch: Any) -> tuple[Any, ...]:
-    """What decides which code a launch compiles, in addition to its problem."""
+    """Return the properties of a launch that, besides its problem, decide which code is compiled."""
     stages = launch.slots if isinstance(launch, RingLaunch) else getattr(launch, "stages", 1)
     split_row = isinstance(launch, RowBackwardLaunch) and launch.segments is not None and launch.split.parts_t == 2
     resident = isinstance(launch, WholeSetLaunch) or getattr(launch, "resident", False)
@@ -72,7 +72,7 @@ def _shape(launch: Any) -> tuple[Any, ...]:
 
 @cache
 def sources(target: str) -> dict[Source, tuple[str, str]]:
-    """Every kernel that the planner chooses for the suites on a target, with its description and a row that runs it."""
+    """Return every kernel that the planner chooses for `rows()` on a target, with (description, name of a row that runs it)."""
     found: dict[Source, tuple[str, str]] = {}
     for row in rows():
         problem = problem_of(row)

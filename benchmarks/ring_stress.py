@@ -1,9 +1,14 @@
-"""Delays one hand-over of the ring family at a time, and counts wrong elements: with the fence and without, on one stream and on four.
+"""A stress test of the GPU kernel family `ring`: delays one hand-over at a time, and counts wrong elements.
 
-A hand-over is one place where a group of warps waits for another. `python -m benchmarks.ring_stress --seconds 240 --out
-results/ring-stress-h200.jsonl` runs on a Hopper GPU. The ring has few slots and refills them at once, so that a missing
-synchronization shows. Of four streams, two replay graphs and two run eagerly. "early" is a planted fault. The
-test must find it, which shows that it can find others. A launch that takes longer than a minute ends the process with status 3.
+In `ring`, groups of warps pass blocks of x to each other through the slots of a ring in shared memory. A hand-over is a
+place where one group waits for another. A fence orders the loads from a slot before the copy that refills it. The test
+runs each hand-over with the fence and without it, on one stream and on four. Of four streams, two replay graphs and two
+run eagerly. The ring has few slots and refills them at once, so that a missing synchronization shows. One cell of the
+test has a planted fault, "early". The test must find it, which shows that it can find others.
+
+A cell is one hand-over, one fence and one number of streams. If a cell takes longer than a minute on one shape, the
+process ends with status 3. On a Hopper GPU, run
+`python -m benchmarks.ring_stress --seconds 240 --out results/ring-stress-h200.jsonl`.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from .background import bits
 from .precompile import build
 from .watchdog import LONGEST, Watchdog
 
-HANDOVERS = {  # the group of warps and a name, and what it does late
+HANDOVERS = {  # "group name", where group is a group of warps: what this group does late
     "": "nothing",
     "load copy": "copying into an empty slot",
     "reduce block": "loading a full block",
@@ -63,29 +68,29 @@ HANDOVERS = {  # the group of warps and a name, and what it does late
     "apply used": "releasing the lines",
 }
 
-# Where the fence is, between the loads from a slot and the copy that refills it. In production it is in the group that
-# copies. "early" is a planted fault: the slot is released before it is read.
+# Which group executes the fence: "load", the group that refills slots, as in production; "readers", the groups that read
+# them; or none. "early" is a planted fault: a slot is released before it is read.
 FENCES = ("load", "readers", "none", "early")
-INPUTS = 3  # for each shape, used in turn, so that data left from one launch is wrong for the next
-REPEATS = 4  # how often a graph runs all inputs
-BATCH = 6  # launches of a lane without a graph before the next lane takes its turn
+INPUTS = 3  # inputs of each shape. They take turns, so that data left over from one launch is wrong for the next
+REPEATS = 4  # a graph runs all inputs this many times
+BATCH = 6  # a lane without a graph makes this many launches before the next lane takes its turn
 DEVICE = "cuda"
-CLOSE = 2.0**-8  # the delayed kernel is compiled separately, so it may round differently from production
+CLOSE = 2.0**-8  # tolerance: the delayed kernel is compiled separately, and may round differently from production's
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A channels-last GroupNorm with SiLU, and the schedule of the ring.
+    """A channels-last GroupNorm with SiLU, and how `ring` schedules it.
 
-    With 32 programs, four launches run at the same time.
+    32 programs are so few that launches on four streams run at the same time.
     """
 
     shape: tuple[int, int, int, int]
     groups: int
     members: int
     slots: int
-    keep: int = 0  # blocks that stay in shared memory, if not all do
-    back: int = 0  # slots for the blocks that are read again
+    keep: int = 0  # blocks of a unit of work that stay in the ring until they are applied; 0: all
+    back: int = 0  # slots for the blocks that do not stay, which are read again; 0: none
     statistics: bool = False
     programs: int = 32
 
@@ -100,7 +105,7 @@ SHAPES = {
 
 
 class Cell(NamedTuple):
-    """One cell of the table: a hand-over that is late, a fence, and a number of streams."""
+    """One cell of the table: the hand-over that is delayed, the place of the fence, and the number of streams."""
 
     handover: str
     fence: str
@@ -115,7 +120,7 @@ class Cell(NamedTuple):
 
 
 def cells(handovers: Sequence[str], fences: Sequence[str]) -> list[Cell]:
-    """The cells in order. Hand-overs of slots come first, with every fence; the others skip the fence "readers"."""
+    """Return the cells in order. Hand-overs of slots come first, with every fence. The others skip the fence "readers"."""
     found = [Cell("apply block", "early", 1)] if "early" in fences else []
     named = [handover for handover in HANDOVERS if handover in handovers]
     for handover in sorted(named, key=lambda handover: not _of_a_slot(handover)):
@@ -130,7 +135,10 @@ def _of_a_slot(handover: str) -> bool:
 
 
 def shapes_of(cell: Cell) -> list[str]:
-    """The shapes on which a cell runs. The reduce group releases blocks only if they are read again."""
+    """Return the names of the shapes on which a cell runs.
+
+    Only "again" has blocks that are read again. Without such blocks, the reduce group releases no slots.
+    """
     return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
 
 
@@ -156,7 +164,7 @@ def _build(name: str, stress: str | None, device: Device, target: Any) -> None:
 
 
 def prepare(wanted: Sequence[tuple[str, str | None]], device: Device, target: Any, workers: int, seconds: float) -> str:
-    """Compile in other processes for at most `seconds`. Returns a sentence about it."""
+    """Compile kernels, given as (shape, stress), in other processes for at most `seconds`. Return a sentence about it."""
     start = time.monotonic()
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
     futures = [pool.submit(_build, name, stress, device, target) for name, stress in wanted]
@@ -198,7 +206,10 @@ class Images:
         return launch
 
     def references(self, launch: Launch) -> list[list[Tensor]]:
-        """The outputs of a kernel that runs alone. If they are not close to production's, those of production."""
+        """Return the expected outputs for each input: those of this kernel when it runs alone on the GPU.
+
+        If these are not close to the outputs of the production kernel, return the outputs of the production kernel.
+        """
         firsts = [launch(x) for x in self.inputs]
         return [
             first if all(torch.allclose(a, b, CLOSE, CLOSE) for a, b in zip(first, right)) else right
@@ -207,9 +218,9 @@ class Images:
 
 
 class Lane:
-    """A stream that launches on the inputs in turn and counts differences.
+    """A stream that launches a kernel on the inputs in turn, and counts outputs whose bits differ from the references.
 
-    Nothing waits for it until `counts` is called.
+    The counts stay on the GPU: the host does not wait for them until it calls `counts` or `pattern`.
     """
 
     def __init__(self, launch: Launch, inputs: list[Tensor], references: list[list[Tensor]], captured: bool) -> None:
@@ -219,13 +230,14 @@ class Lane:
         self._where = torch.zeros_like(inputs[0], dtype=torch.bool)
         torch.cuda.synchronize()
         if captured:
-            with torch.cuda.stream(self.stream):  # counters of captured launches must exist before the capture
+            with torch.cuda.stream(self.stream):  # run once, because the pool of counters must exist before the capture
                 self._run(1)
                 for count in (self._elements, self._wrong, self._where):
-                    count.zero_()  # do not count that launch
+                    count.zero_()  # forget the counts of that launch
             torch.cuda.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(torch.cuda.Stream()):  # not the one that replays; `torch.cuda.graph` would collect garbage
+            # Do not capture on the stream that replays. Do not use `torch.cuda.graph`, which would collect garbage.
+            with torch.cuda.stream(torch.cuda.Stream()):
                 self.graph.capture_begin()
                 self._run(REPEATS * len(self.pairs))
                 self.graph.capture_end()
@@ -249,19 +261,19 @@ class Lane:
                 self.launches += REPEATS * len(self.pairs)
 
     def counts(self) -> tuple[int, int, int]:
-        """The number of launches, of wrong launches, and of wrong elements."""
+        """Return the number of launches, of wrong launches, and of wrong elements."""
         return self.launches, int(self._wrong.item()), int(self._elements.item())
 
     def pattern(self) -> str:
-        """Which elements of y were wrong in any launch. A row is one position with all its channels."""
+        """Describe which elements of y were wrong in any launch; "" if none were. A row is one position with all its channels."""
         rows = self._where.movedim(1, -1).flatten(0, -2).sum(1)
         widths = sorted(set(rows[rows > 0].tolist()))
         return f"{int((rows > 0).sum())} rows, {', '.join(map(str, widths[:8]))} columns of each" if widths else ""
 
 
 def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
-    """Run one cell on one shape."""
-    forward.COUNTERS[RESET] = Counters()  # captured launches take counters from a pool: start with a new one
+    """Run one cell on one shape for `seconds`, and return its record: the counts, and which elements were wrong."""
+    forward.COUNTERS[RESET] = Counters()  # captured launches use up a pool of counters, so start with a new pool
     launch = images.launch(cell.stress)
     references = images.references(launch)
     lanes = [Lane(launch, images.inputs, references, captured=i >= 2) for i in range(cell.streams)]
@@ -281,12 +293,12 @@ def run(cell: Cell, images: Images, seconds: float) -> dict[str, Any]:
 
 @dataclass
 class Tally:
-    """The results of a cell on all shapes."""
+    """The sum of the results of one cell on all shapes."""
 
     launches: int = 0
     wrong: int = 0
     elements: int = 0
-    shapes: list[str] = field(default_factory=list)  # those with wrong launches
+    shapes: list[str] = field(default_factory=list)  # the shapes with wrong launches
 
     def add(self, found: dict[str, Any]) -> None:
         self.launches += found["launches"]
@@ -299,7 +311,7 @@ class Tally:
 
 
 def summary(tallies: dict[Cell, Tally]) -> str:
-    """A table of launches and wrong launches, for each hand-over, fence and number of streams."""
+    """Return a table of launches and wrong launches: a line for each hand-over, a column for each fence and number of streams."""
     columns = sorted({(cell.fence, cell.streams) for cell in tallies})
     head = ["late", *(f"{fence}, {streams}" for fence, streams in columns)]
     lines = [
@@ -310,9 +322,9 @@ def summary(tallies: dict[Cell, Tally]) -> str:
 
 
 def verdict(tallies: dict[Cell, Tally]) -> tuple[str, int]:
-    """The verdict in words, and the number of bad cells.
+    """Return the verdict in words, and the number of bad cells.
 
-    A cell is bad if it is wrong with the fence of production, or right although a fault was planted.
+    A cell is bad if it has wrong launches with the fence of production, or none although a fault was planted.
     """
     planted = [tally for cell, tally in tallies.items() if cell.fence == "early"]
     blind = sum(not tally.wrong for tally in planted)
@@ -362,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _all(
     jobs: Sequence[tuple[Cell, str]], device: Device, seconds: float, watchdog: Watchdog, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Run every cell on its shapes. Each gets an equal share of the time that is left."""
+    """Run all jobs, pairs of (cell, shape), and yield their records. Each job gets an equal share of the time that is left."""
     start, made = time.monotonic(), {}
     for done, (cell, name) in enumerate(jobs):
         watchdog.begin(f"{cell}, {name}")

@@ -1,8 +1,9 @@
-"""Runs random problems by the families whose programs share sets, while other work runs on the same GPU.
+"""Runs random problems by the kernel families whose programs wait for each other, while other work runs on the same GPU.
 
-`python -m benchmarks.stress --count 10000 --out results/stress-h200.log` runs each problem by each family that can, and by
-the planner's choice. Each runs twice. Both runs must give the same bits, with errors within the budget of the fp64 oracle.
-`--only INDEX` repeats one problem. A problem that takes longer than a minute is printed and ends the process with status 3.
+`python -m benchmarks.stress --count 10000 --out results/stress-h200.log` runs each problem by each of these families that
+supports it, and by the family that the planner chooses. Each runs twice. Both runs must give the same bits, with errors
+within the budget of verify/oracle.py. `--only INDEX` repeats one problem. If a problem takes longer than a minute, the
+program prints it and ends with status 3.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from .precompile import Families, prepare
 from .stress_problems import Problem
 from .watchdog import Watchdog
 
-SHARING = ("team", "ring", "whole_set")  # families whose programs wait for one another
-deterministic: Any = _deterministic  # the type checker does not see the attributes of this module
+SHARING = ("team", "ring", "whole_set")  # kernel families whose GPU programs wait for each other
+deterministic: Any = _deterministic  # Any, because the type checker does not know the attributes of this module
 PLANNER = "planner"
-EVERY = 500  # problems between two lines of progress
+EVERY = 500  # print progress after so many problems
 
 
 class Verdict(NamedTuple):
-    """The result of one problem on one family."""
+    """The result of one problem, run by one family."""
 
-    error: float | None = None  # the largest error as a fraction of the budget; None if it did not run
+    error: float | None = None  # the largest error as a fraction of the budget; None if the problem did not run
     fault: str = ""  # what is wrong, apart from the error
     skipped: bool = False
 
@@ -61,7 +62,7 @@ class Verdict(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """What a call returned: its outcome, and mean and rstd if it was asked for them."""
+    """What a call returned: its outcome, and mean and rstd if the problem asks for statistics."""
 
     outcome: Outcome
     mean: Tensor | None = None
@@ -71,7 +72,7 @@ class Returned(NamedTuple):
 def verdicts(
     problem: Problem, device: str, families: Families, seed: int = 0, before: Callable[[], Any] = lambda: None
 ) -> dict[str, Verdict]:
-    """Run a problem on every family. `before` is called before each run.
+    """Run a problem by every family, and return a Verdict for each. `before` is called before each run.
 
     Example: `verdicts(stress_problems.draw(0, 17), "cpu", ["blockwise", None])["blockwise"].ok`
     """
@@ -118,9 +119,10 @@ def _same(first: Returned, second: Returned) -> bool:
 
 
 def _statistics(case: Case, operands: Operands, returned: Returned) -> float:
-    """The largest error of mean and rstd, as a fraction of the budget.
+    """Return the largest error of mean and rstd, as a fraction of the error budget.
 
-    The mean may be off by 8·ε times the mean of |x|, and rstd by 8·ε·κ times itself. Both may be off by half an ulp more.
+    The budget of the mean is 8·ε·mean(|x|), and that of rstd is 8·ε·κ·rstd, each plus half a unit in the last place. ε is the
+    machine epsilon, and κ = 1 + |mean|·rstd.
     """
     assert returned.mean is not None and returned.rstd is not None
     x, spec = oracle.in_float64(operands).x, replace(calls.spec_of(case), activation="")
@@ -134,13 +136,13 @@ def _statistics(case: Case, operands: Operands, returned: Returned) -> float:
 
 @dataclass
 class Tally:
-    """The results of one family."""
+    """The results of one family on all problems."""
 
     ran: int = 0
     skipped: int = 0
     failed: int = 0
     worst: float = 0.0
-    where: str = "–"  # the problem with the largest error
+    where: str = "–"  # the index of the problem with the largest error
 
     def add(self, problem: Problem, verdict: Verdict) -> None:
         self.ran += not verdict.skipped
@@ -152,7 +154,7 @@ class Tally:
 
 @dataclass
 class Run:
-    """Runs all problems, one after the other, and reports with `say`."""
+    """One run of the stress test: all problems, one after the other. It reports with `say`."""
 
     families: Families
     device: str
@@ -162,7 +164,7 @@ class Run:
     faults: int = 0
 
     def __call__(self, problems: Sequence[Problem], minutes: float = math.inf) -> int:
-        """Run the problems. Returns the number of failures."""
+        """Run the problems for at most so many minutes, and return the number of failures."""
         watchdog, start = Watchdog(self.say), time.monotonic()
         watchdog.begin("the norms in the background")
         busy = BackgroundWork(self.families) if self.device.startswith("cuda") else None
@@ -171,14 +173,15 @@ class Run:
         for done, problem in enumerate(problems, 1):
             words = f"{problem.index}: {problem.name}"
             watchdog.begin(words)
-            # For every other problem, torch fills new memory with NaN. The others run without these extra kernels.
+            # For every other problem, let torch fill new memory with NaN, to find reads of memory that was never written. The
+            # other problems run without the kernels that fill.
             deterministic.fill_uninitialized_memory = problem.index % 2 == 0
             try:
                 found = verdicts(problem, self.device, self.families, self.seed, before)
                 late = time.monotonic() - start > 60 * minutes
                 report = done % EVERY == 0 or done == len(problems) or late
                 wrong = busy.check() if busy and report else ""
-            except RuntimeError as error:  # from a kernel that failed, or from the GPU
+            except RuntimeError as error:  # a kernel failed, or the GPU is in an error state
                 self._fail(f"{words}: {error}\nnothing can run after it; CUDA_LAUNCH_BLOCKING=1 and --only may tell which family failed")
                 break
             for family, verdict in found.items():
@@ -229,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     families: Families = [*(name for name in (SHARING if on_cuda else ("blockwise",)) if name in known), None]
     origin = record.origin(args.device)
     say(", ".join(f"{key} {value}" for key, value in origin.items()))
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
-    torch.use_deterministic_algorithms(True)  # otherwise torch does not fill memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's deterministic mode needs this setting
+    torch.use_deterministic_algorithms(True)  # torch fills new memory only in deterministic mode
     if args.only is not None:
         problems = [stress_problems.draw(args.seed, args.only)]
     elif on_cuda:

@@ -1,8 +1,10 @@
-"""Random problems for `stress`, whose sets are spread across memory. The seed and the index alone determine a problem.
+"""Random problems for stress.py. The seed and the index alone determine a problem.
 
-A kernel is compiled for dtypes, operands, divisors of strides and powers of two. 10000 shapes drawn freely would need
-thousands of kernels. So every problem has one of a few kinds, which fix what is compiled in. It draws the rest: batch,
-height, width, groups and the data.
+A set is the elements that share one mean and variance. In these problems, the elements of a set are not contiguous.
+
+A kernel is compiled for given dtypes, operands, divisors of strides and powers of two. 10000 shapes drawn freely would need
+thousands of kernels. So there are only 60 kinds of problems, and a kind fixes all that a kernel is compiled for. Batch size,
+height, width, number of groups and data are drawn for each problem.
 """
 
 from __future__ import annotations
@@ -20,25 +22,26 @@ from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands, lay_out
 
 KINDS = 60
-CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)  # of a group
-WIDEST = 2**13  # channels
-SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten problems are smaller than SMALL, none is larger than LARGE
+CHANNELS = (10, 1, 16, 40, 3, 32, 20, 7, 64, 2, 30, 5, 60, 4, 33, 8, 13, 24, 80)  # the numbers of channels in a group
+WIDEST = 2**13  # the most channels
+SMALL, LARGE = 2**22, 2**26  # bytes of x: nine of ten problems have at most SMALL, the others up to LARGE
 INITS = ("normal", "normal", "shifted", "const")
-SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}  # added to values with a standard deviation of 1
+# For init="shifted": what is added to values with a standard deviation of 1.
+SHIFT = {torch.float32: 1e4, torch.float16: 30.0, torch.bfloat16: 30.0}
 
 
 class Kind(NamedTuple):
-    """What problems with the same kernels have in common: a case without shape and data, and limits for the shape."""
+    """What problems that use the same kernels have in common: a case without a shape, and rules for the shape."""
 
     case: Case
     dtype: torch.dtype
-    stats: bool  # return_stats
-    channels: int  # of a group
-    several: bool  # several samples
-    positions: int  # the largest H·W
-    width: int  # W is an odd multiple of this
+    stats: bool  # whether to call with return_stats=True
+    channels: int  # channels in a group
+    several: bool  # whether the batch has several samples
+    positions: int  # the largest height·width
+    width: int  # the width is an odd multiple of this
     groups: int  # the number of groups is an odd multiple of this
-    narrow: bool  # exactly `groups` groups
+    narrow: bool  # whether the number of groups is exactly `groups`
 
 
 @dataclass(frozen=True)
@@ -91,19 +94,19 @@ def _kind(rng: Random, i: int) -> Kind:
 
 
 def draw(seed: int, index: int) -> Problem:
-    """A problem, the same on every machine.
+    """Return problem number `index`. It is the same on every machine.
 
     Example: `draw(0, 17).case.name`
     """
     rng = Random(f"problem {seed} {index}")
     kind = rng.choice(kinds(seed))
-    group = kind.channels * kind.dtype.itemsize * kind.groups  # bytes at a position
+    group = kind.channels * kind.dtype.itemsize * kind.groups  # the least bytes at a position
     positions = min(kind.positions, SMALL // group) * rng.uniform(0.78, 1)
     width = _odd(positions ** rng.random() / kind.width) * kind.width
     height = _odd(positions / width)
     if kind.channels * height * width == 1:
-        width = 3  # a set of one element has no deviation
-    # Samples and groups fill the rest of the size.
+        width = 3  # a set of one element has no variance
+    # Choose a size in bytes, and fill it with groups and samples.
     least = group * height * width
     size = _between(rng, least, SMALL) if rng.random() < 0.9 else _between(rng, SMALL, LARGE)
     times = max(size / least, 1)
@@ -116,17 +119,20 @@ def draw(seed: int, index: int) -> Problem:
 
 
 def _between(rng: Random, low: float, high: float) -> float:
-    """A random number, uniform in its logarithm."""
+    """Return a random number between low and high whose logarithm is uniform."""
     return low * (max(high, low) / low) ** rng.random()
 
 
 def _odd(n: float) -> int:
-    """An odd number near n. Odd factors do not change the divisors of strides, which are compiled in."""
+    """Return an odd number near n, at least 1.
+
+    Kernels are compiled for the powers of two that divide strides. An odd factor does not change these.
+    """
     return max(2 * round((n - 1) / 2) + 1, 1)
 
 
 def make(problem: Problem, device: str, seed: int = 0) -> Operands:
-    """The tensors of a problem, drawn on the device. The residual has the strides of x, so that a kernel can add it."""
+    """Return the operands of a problem, drawn on the device. The residual has the strides of x, so that a kernel can add it."""
     case = problem.case
     operands = tensors.make(case, problem.dtype, device, seed + problem.index, on_device=True)
     if case.init == "shifted":

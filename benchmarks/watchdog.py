@@ -1,4 +1,4 @@
-"""Ends a process that hangs."""
+"""Ends the process if it hangs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LONGEST = 60.0  # seconds that a problem may take
+LONGEST = 60.0  # seconds that one problem may take
 
 
 class Watchdog:
-    """Ends the process with status 3 if a problem takes too long: a hang must not hold the GPU."""
+    """A thread that ends the process with status 3 if a problem takes too long, so that a hang does not hold the GPU.
+
+    `begin` starts the time of a problem. `end` stops the thread. `say` prints a message, and `leave` ends the process.
+    """
 
     def __init__(self, say: Callable[[str], None], longest: float = LONGEST, leave: Callable[[int], Any] = os._exit) -> None:
         self.say, self.longest, self.leave = say, longest, leave

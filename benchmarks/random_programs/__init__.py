@@ -1,1 +1,1 @@
-"""Random programs around one call of a norm, run by torch and by onepass. See `__main__.py`."""
+"""Runs random programs, each around one call of a norm, with torch and with onepass. See `__main__.py`."""

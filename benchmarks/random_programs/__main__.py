@@ -1,9 +1,9 @@
-"""Random programs around one call of a norm: what users do to its tensors before it, and between forward and backward.
+"""Runs random programs: one call of a norm, and what users do to its tensors before the call and before the backward.
 
-`python -m benchmarks.random_programs --count 5000` runs each program by torch and by onepass on equal tensors.
-Either both raise, or both give the same numbers. `make sanitize` runs it with C kernels compiled with sanitizers.
-The seed and the index alone determine a program, so `--only INDEX` repeats one.
-With `--loud`, the last line printed names the program that ended the process.
+`python -m benchmarks.random_programs --count 5000` runs each program with torch and with onepass on equal tensors.
+Either both must raise, or both must give the same numbers. `make sanitize` runs it with C kernels compiled with sanitizers.
+The seed and the index alone determine a program, so `--only INDEX` repeats one. If a program crashes the process, repeat
+with `--loud`: the last line printed then names that program.
 """
 
 from __future__ import annotations

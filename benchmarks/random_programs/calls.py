@@ -1,4 +1,4 @@
-"""The calls that programs make: each norm by torch and by onepass, on the same tensors."""
+"""The calls that programs make. A call takes the functional module of torch (F) or of onepass (O), and the tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHANNELS = (4, 12, 64, 200)
 
 @dataclass
 class Tensors:
-    """The operands of one run. Some need no gradient, and some are None."""
+    """The operands of one run of a program. Some need no gradient, and some are None."""
 
     x: Tensor
     weight: Tensor | None
@@ -74,4 +74,4 @@ OPS: dict[str, Callable[[Any, Tensors], Any]] = {
 }
 
 FUSED = ("group_norm, silu", "group_norm, modulated", "add_layer_norm")
-LAST = ("layer_norm", "rms_norm", "add_layer_norm")  # channels are the last dimension
+LAST = ("layer_norm", "rms_norm", "add_layer_norm")  # in these norms, channels are the last dimension of x

@@ -1,4 +1,4 @@
-"""What users do to tensors: before a call, by hooks on saved tensors, and between forward and backward."""
+"""What users do to tensors: before a call, between forward and backward, and in hooks on saved tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _zero: Any = torch._efficientzerotensor  # pyright: ignore[reportPrivateImportUs
 
 
 def free(t: Tensor) -> Tensor:
-    """Free the storage, as FSDP does.
+    """Free the storage of a tensor, as FSDP (fully sharded data parallel) does, and return the tensor.
 
-    torch's elementwise operations would crash on it, so only onepass runs such a program.
+    torch's elementwise operations would crash on such a tensor, so only onepass runs a program that frees one.
     """
     t.untyped_storage().resize_(0)
     return t
@@ -69,7 +69,7 @@ CONVERSIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "free": free,
 }
 
-# What happens to operands before the call, and between forward and backward.
+# By name: what happens to the operands before the call (BEFORE), and between forward and backward (BETWEEN).
 BEFORE: dict[str, Callable[[Tensors], None]] = {
     **{f"{name} {how}": _replace(name, change) for name in ("x", "weight", "bias") for how, change in CONVERSIONS.items() if how != "free"},
     **{f"{name} freed": _replace(name, free) for name in ("x", "weight", "bias", "running_mean", "running_var")},

@@ -1,4 +1,4 @@
-"""Compares the outcomes of a program by onepass and by torch, and lists where they may differ."""
+"""Compares what a program does with onepass and with torch, and defines where the two may differ."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from .calls import FUSED
 from .changes import CONVERTING
 from .program import Outcome, Program
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}  # relative to the largest element
+# The allowed difference, relative to the largest element.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
 def may_compute(program: Program) -> bool:
-    """Whether onepass may compute where torch raises. torch saves or checks tensors that its gradient does not need."""
+    """Return whether onepass may compute where torch raises.
+
+    torch raises for some tensors that it saves or checks although its gradient does not need them.
+    """
     return (
         program.between == "bias in place"
         or program.between.startswith("running")
@@ -26,16 +30,16 @@ def may_compute(program: Program) -> bool:
 
 
 def may_raise(program: Program) -> bool:
-    """Whether onepass may raise where torch computes, since it saves other tensors than torch.
+    """Return whether onepass may raise where torch computes, because onepass saves other tensors for the backward.
 
-    - torch's instance_norm saves copies, and so does its group_norm for some layouts of x.
-    - A fused backward reads the bias to compute z again.
-    - torch's rms_norm saves x_hat, and saves its weight only if x needs a gradient.
-    - Other norms of torch accept saved tensors of another size or dtype if the gradient does not depend on that.
+    - torch's instance_norm saves copies of its operands, and so does its group_norm for some layouts of x.
+    - The backward of a fused call of onepass reads the bias, to compute the input of the activation again.
+    - torch's rms_norm saves the normalized x instead of x, and saves its weight only if x needs a gradient.
+    - Other norms of torch accept saved tensors of another size or dtype if the gradient does not depend on these.
     """
     return (
         (program.op.startswith("instance_norm") and bool(program.between))
-        or (program.context == "checkpoint" and program.between == "x.data strided")  # the second forward saves other tensors
+        or (program.context == "checkpoint" and program.between == "x.data strided")  # the recomputation saves other tensors
         or (program.layout != "contiguous" and program.between == "x in place")
         or (program.op in FUSED and program.between == "bias in place")
         or (program.op == "rms_norm" and program.between in ("x in place", "weight in place"))
@@ -44,15 +48,15 @@ def may_raise(program: Program) -> bool:
 
 
 def converts(program: Program) -> bool:
-    """Whether dtypes or sizes change between forward and backward."""
+    """Return whether a tensor changes its dtype or size between forward and backward."""
     return program.hook in CONVERTING or program.between.endswith(CONVERTING)
 
 
 def for_torch(program: Program) -> Program:
-    """The program for torch, without steps that change no value but crash torch.
+    """Return the program for torch: steps that can crash torch are replaced by steps with the same values.
 
-    torch's group_norm reads wrong memory if the strides of x changed before the backward, or if a parameter or dy is a zero
-    tensor. So does the backward of its batch_norm if the weight is strided.
+    torch's group_norm reads wrong memory if the strides of x change before the backward, or if a parameter or dy is a tensor
+    without memory (`_efficientzerotensor`). The backward of torch's batch_norm does so if the weight is strided.
     """
     gradient = "zeros" if program.gradient == "zero" else program.gradient
     hook = "same" if program.hook in ("clone", "strided", "numpy") else program.hook
@@ -65,10 +69,10 @@ _ERRORS = (RuntimeError, TypeError, ValueError, IndexError)  # what torch's norm
 
 
 def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callable[[], Outcome]) -> str:
-    """What is wrong with our outcome, or "".
+    """Return what is wrong with our outcome, or "".
 
-    Without an outcome of torch, ours may be any result, or an exception of a type that torch's norms raise.
-    If the two differ, `exact` computes in float64 which one is closer.
+    If torch did not run, our outcome may be any result, or an exception of a type that torch's norms raise. If the numbers
+    differ, `exact` runs the program in float64, and our error may be at most four times that of torch.
     """
     if torchs is None:
         return "" if ours.error is None or isinstance(ours.error, _ERRORS) else f"we raise {ours.error!r:.150}"
@@ -78,12 +82,13 @@ def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callab
         return "" if isinstance(ours.error, _ERRORS) else f"torch raises {torchs.error!r:.150}, we {ours.error!r:.150}"
     if ours.error is not None:
         return "" if may_raise(program) else f"torch does not raise, we {ours.error!r:.300}"
-    if converts(program):  # both promote, but in a different order
+    if converts(program):  # both promote dtypes, but in a different order, so numbers may differ
         return ""
     if torchs.values.keys() != ours.values.keys():
         return f"torch has {sorted(torchs.values)}, we {sorted(ours.values)}"
     half = program.dtype in (torch.float16, torch.bfloat16) or program.before.endswith(CONVERTING[:2])
-    compared = {name: t for name, t in torchs.values.items() if not (half and name.startswith("second"))}  # these are rounded twice
+    # Second derivatives of 16-bit tensors are rounded twice, so they are not compared.
+    compared = {name: t for name, t in torchs.values.items() if not (half and name.startswith("second"))}
     dtype = program.dtype if not half else torch.bfloat16
     wrong = {name: error for name, t in compared.items() if (error := _differs(name, ours.values[name], t, dtype))}
     if wrong and program.dtype != torch.float64:
@@ -95,7 +100,7 @@ def judge(program: Program, torchs: Outcome | None, ours: Outcome, exact: Callab
 
 
 def _is_close_enough(ours: Tensor, torchs: Tensor, right: Tensor) -> bool:
-    """Whether our error is at most four times the error of torch. Both round, but in a different order."""
+    """Return whether our error is at most four times the error of torch. Both round, but at different places."""
     if not ours.shape == torchs.shape == right.shape or ours.dtype != torchs.dtype:
         return False
     distances = [(t.double() - right.double()).abs().nan_to_num(nan=torch.inf).max().item() for t in (ours, torchs)]

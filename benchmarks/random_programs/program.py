@@ -1,4 +1,7 @@
-"""A program: drawn at random, its tensors, and its run by torch or by onepass."""
+"""Draws a random program, makes its tensors, and runs it with torch or with onepass.
+
+A program is one call of a norm, and what happens to its tensors before the call and before the backward.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ class Program:
     op: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    wide: bool  # parameters in float32
+    wide: bool  # parameters in float32 even if x is float16 or bfloat16
     affine: str
     layout: str
-    needs: tuple[bool, bool, bool]  # gradients of x, weight and bias
+    needs: tuple[bool, bool, bool]  # whether x, weight and bias need a gradient
     before: str
     context: str
     hook: str
     between: str
     gradient: str
-    twice: str  # "", "retain", "again" (without retaining), "create" (a second derivative)
+    twice: str  # a second backward: "" none, "retain" the graph, "again" without retaining it, "create" a second derivative
 
     @property
     def name(self) -> str:
@@ -44,7 +47,7 @@ class Program:
 
 
 def draw(seed: int, index: int) -> Program:
-    """A program, the same on every machine.
+    """Return program number `index`. It is the same on every machine.
 
     Example: `draw(0, 17).name`
     """
@@ -64,23 +67,23 @@ def draw(seed: int, index: int) -> Program:
     between = one_of(0.4, BETWEEN)
     layout = one_of(0.5, LAYOUTS, "contiguous")
     if between.endswith("other values") and (op in FUSED or op.startswith("instance_norm") or between.startswith("x")):
-        between = ""  # torch uses values that it computed or copied before the change
+        between = ""  # torch's backward would use what it computed or copied before the change
     if op in FUSED and before.endswith(CONVERTING):
-        before = ""  # torch's separate calls broadcast or promote, but our fused call raises
+        before = ""  # torch's separate operations broadcast or promote, where our fused call raises
     gradient = one_of(0.5, GRADIENTS, "plain")
     if op.startswith("group_norm") and layout == "last" and before.startswith("x"):
-        before = ""  # x would not be a leaf; see `needs` below
+        before = ""  # x would be no leaf, so that no gradient of x is asked for: see the comment below
     if op.endswith("tracking") and before == "running_mean negative":
-        before = ""  # torch's update has no effect
+        before = ""  # torch's update of such a running_mean has no effect
     if hook and between.endswith("in place"):
-        between = ""  # hooks disable torch's version check
+        between = ""  # with hooks, torch does not notice changes in place
     if (
         sum("free" in word for word in (hook, before, between, gradient)) > 1
         or ("free" in before and between)
         or ("free" in before + between and hook)
     ):
         hook, between, gradient = hook and "same", "", "plain"  # torch's own operations around the norm would crash
-    # torch 2.13's backward of a channels-last group_norm crashes if x needs no gradient.
+    # x of a channels-last group_norm always needs a gradient: without one, the backward of torch 2.13 crashes.
     return Program(
         op=op,
         shape=shape,
@@ -99,7 +102,7 @@ def draw(seed: int, index: int) -> Program:
 
 
 def make(program: Program, seed: int, exact: bool = False, device: str = "cpu") -> Tensors:
-    """The tensors of a program, equal at each call. With `exact`, the same values in float64."""
+    """Return the tensors of a program. Each call returns equal tensors. With `exact`, they are converted to float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, dtype: torch.dtype = program.dtype) -> Tensor:
@@ -128,11 +131,11 @@ class Outcome:
 
 
 def execute(program: Program, module: Any, seed: int, exact: bool = False, device: str = "cpu") -> Outcome:
-    """Run a program with torch's functional module or ours."""
+    """Run a program with `module`, which is torch.nn.functional or onepass.functional, and return its Outcome."""
     found, tensors = Outcome(), make(program, seed, exact, device)
     try:
         _steps(program, module, tensors, found.values)
-    except Exception as error:  # exceptions are compared, too
+    except Exception as error:  # exceptions are part of what is compared
         found.error = error
     return found
 

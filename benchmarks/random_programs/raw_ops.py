@@ -1,4 +1,4 @@
-"""Calls of the registered ops with one operand of a wrong size. Every such call must raise."""
+"""Calls the ops of `torch.ops.onepass` with one operand of a wrong size. Every such call must raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RAW = ("residual", "scale", "shift", "weight", "bias", "mean", "var", "dy", "dsu
 
 
 def raw(seed: int, index: int, device: str = "cpu") -> str:
-    """Call a registered op with one operand of a wrong size. Returns "" if it raises."""
+    """Call an op with one operand of a wrong size. Return "" if the op raises, and a complaint if it does not."""
     rng = Random(f"raw {seed} {index}")
     rows, width = rng.randint(1, 9), rng.choice((3, 16, 65, 300))
     wrong = rng.choice(RAW)

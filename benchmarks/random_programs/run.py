@@ -1,4 +1,4 @@
-"""Runs one program by torch and by onepass, and compares the outcomes."""
+"""Runs one program with torch and with onepass, and compares the outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .raw_ops import raw
 
 
 def run(seed: int, index: int, device: str = "cpu") -> str:
-    """Run one program. Returns what is wrong, or ""."""
+    """Run program number `index`, and return what is wrong, or "". Every tenth is a call of `raw` instead."""
     if index % 10 == 9:
         return raw(seed, index, device)
     program = draw(seed, index)

@@ -1,4 +1,4 @@
-"""Normalization layers for PyTorch: one implementation of all norms, in every memory layout."""
+"""Normalization layers for PyTorch: one implementation of all norms, for every memory layout."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = [
     "unpatch",
 ]  # fmt: skip
 
-# Public names, and the modules they are imported from on first use.
+# For each public name, the module from which it is imported when it is first used.
 _HOME = {
     "functional": "onepass.functional",
     "nn": "onepass.nn",

@@ -1,1 +1,1 @@
-"""What `onepass bench` needs: the suite of rows, providers, the accuracy check, timing and records."""
+"""What `onepass bench` needs: the list of calls to measure, the libraries to compare, the accuracy check, timing and records."""

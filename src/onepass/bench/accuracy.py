@@ -1,6 +1,6 @@
-"""The accuracy check before a time is reported: results against the definition in fp64.
+"""Checks results against the definition of the norms in float64, before a time is reported.
 
-It runs on the device and in slices, so that cases of 10⁹ elements fit.
+The check runs on the device of the tensors. It takes x in slices, so that 10⁹ elements fit into memory.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 from onepass.verify.tensors import Operands
 
-SLICE = 2**24  # elements of x; the oracle and the budget take about 200 bytes for each, 350 with gradients
+SLICE = 2**24  # elements of x in a slice; the check needs about 200 bytes of memory for each, 350 with gradients
 PER_SAMPLE = ("x", "residual", "scale", "shift")
-SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))  # all other parts are sums over samples
+# The fields of an Outcome with one entry per sample. The others are sums over samples.
+SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))
 
 
 def outcome(output: Output, operands: Operands) -> Outcome:
-    """What a call returned, and the running statistics it updated."""
+    """Return the Outcome of a call: its output, and copies of the running statistics that the call updated."""
     y, total = output if isinstance(output, tuple) else (output, None)
     return Outcome(y, total, *(None if t is None else t.clone() for t in (operands.running_mean, operands.running_var)))
 
 
 def largest_errors(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None) -> dict[str, float]:
-    """The largest error of each outcome, as a fraction of the error budget.
+    """Return the largest error of each outcome, as a fraction of the error budget (verify/oracle.py).
 
-    Without dy, it compares what the forward computes. With dy, it compares the gradients.
+    Without dy, compare y, the sum x + residual and the running statistics. With dy, compare the gradients.
     """
     errors = dict.fromkeys(outcomes, 0.0)
     dtypes = dict(zip(Outcome._fields, oracle.dtypes_of(operands)))
@@ -67,7 +68,7 @@ def _at(t: Tensor | None, at: slice | EllipsisType) -> Tensor | None:
 
 
 def _slices(case: Case, x: Tensor) -> Iterator[slice]:
-    """Slices of the first dimension. One slice takes all of it if samples share statistics."""
+    """Return slices of the first dimension with about SLICE elements of x each, or one slice if samples share statistics."""
     spec = calls.spec_of(case)
     whole = spec.mix or case.running or not x.numel() or spec.factor(x.shape)[0].reduced
     step = len(x) if whole else max(1, SLICE * len(x) // x.numel())
@@ -75,7 +76,7 @@ def _slices(case: Case, x: Tensor) -> Iterator[slice]:
 
 
 def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, Outcome]:
-    """The values by the definition, and the error of computing them before they are rounded. See `oracle.exact`."""
+    """Return (value, error): the results by the definition in float64, and their `computing_error` (verify/oracle.py)."""
     wide = oracle.in_float64(operands)
     dy = None if dy is None else dy.to(torch.float64)
     with torch.enable_grad():
@@ -85,7 +86,7 @@ def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, 
 
 
 def _ratio(actual: Tensor | None, value: Tensor, allowed: Tensor) -> float:
-    """As in `oracle.worst`, but on the device of the tensors, and for data without infinities."""
+    """Return the largest error as a fraction of `allowed`, as `oracle.error_ratio` does, but only for data without infinities."""
     if actual is None or actual.shape != value.shape:
         return float("inf")
     return ((actual - value).abs() / allowed).nan_to_num(nan=torch.inf).max().item()

@@ -1,4 +1,7 @@
-"""Measures one row of the suite with every provider: checks the results, times all in turn, and makes the records."""
+"""Measures one row of the suite, which is one forward or backward, with every provider: onepass, torch and torch.compile.
+
+It checks the results, times the providers in turn, and makes one record for each.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,14 @@ Run = Callable[[], Any]
 
 class Measured(NamedTuple):
     time: Timing
-    mode: str  # "graph": a replay; "events": the call itself, whose time is that of the slower of host and GPU; "cpu"
+    mode: str  # what was timed. "graph": a CUDA graph; "events": the call, as slow as the slower of host and GPU; "cpu": the call
     host: Timing | None = None
 
 
 def measure(row: Row, device: str = "cpu", providers: Mapping[str, Provider] = PROVIDERS) -> list[Record]:
-    """One record for each provider. It has an `error` and no time if the call raised, or if our result is wrong.
+    """Measure a row, and return one record for each provider.
+
+    A record has an `error` and no time if the provider raised, or if the provider is onepass and its result is wrong.
 
     Example: `measure(SUITE[0], "cuda")[0]["fraction"]`
     """
@@ -70,9 +75,9 @@ def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[R
 def _first_runs(
     row: Row, operands: Operands, dy: Tensor | None, providers: Mapping[str, Provider]
 ) -> tuple[dict[str, Run], dict[str, Outcome], dict[str, str]]:
-    """The call of each provider and its first outcome, or the error it raised.
+    """Run each provider once. Return the calls to time, their outcomes, and the errors of providers that raised, by provider.
 
-    Each provider has its own running statistics.
+    Each provider updates its own copy of the running statistics.
     """
     runs: dict[str, Run] = {}
     outcomes: dict[str, Outcome] = {}
@@ -87,7 +92,7 @@ def _first_runs(
             errors[name] = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             try:
                 _synchronize(operands.x)
-            except RuntimeError as broken:  # the device is unusable now: do not blame the next provider
+            except RuntimeError as broken:  # the device is unusable now: stop, so that the next provider is not blamed
                 raise RuntimeError(f"{row.name} by {name}: {broken}") from error
         else:
             runs[name], outcomes[name] = run, outcome
@@ -95,15 +100,15 @@ def _first_runs(
 
 
 def forward(provider: Provider, case: Case, operands: Operands) -> tuple[Run, Outcome]:
-    """The call of a provider, and its outcome."""
+    """Return a provider's forward as a call without arguments, and its outcome."""
     run = provider(case, operands)
     return run, accuracy.outcome(run(), operands)
 
 
 def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> tuple[Run, Outcome]:
-    """The backward as a call of its own, and its outcome. The forward runs once, here, and its graph is kept.
+    """Return a provider's backward as a call without arguments, and its outcome. The forward runs once, here.
 
-    Donated buffers are off: a compiled backward that runs again must not overwrite what the forward saved.
+    `donated_buffer=False` because the backward runs many times: when compiled, it must not overwrite what the forward saved.
     """
     inputs = oracle.leaves(operands)
     with torch.enable_grad(), functorch.patch(donated_buffer=False):
@@ -113,12 +118,16 @@ def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> 
 
 
 def _memory(run: Run, on_cuda: bool) -> Record:
-    """Bytes of the gradients, and other bytes at the peak of a backward, before the allocator rounds them up."""
+    """Run a backward, and return its memory in bytes: the peak, the gradients, and the difference of the two.
+
+    Bytes are counted as requested, before the allocator rounds them up. On a CPU only those of the gradients are known.
+    """
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = _requested("current") if on_cuda else 0
-    storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in run()}  # x and residual may share one
+    # By address, because dx and dresidual may share one storage.
+    storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in run()}
     gradients, peak = sum(storages.values()), _requested("peak") - before if on_cuda else None
     return {"peak_bytes": peak, "gradient_bytes": gradients, "extra_bytes": None if peak is None else peak - gradients}
 
@@ -133,14 +142,14 @@ def _synchronize(x: Tensor) -> None:
 
 
 def _copy(operands: Operands) -> Run:
-    """The smallest possible traffic: read x and write y. With a residual, also read it and write the sum."""
+    """Return a call that moves the bytes that any forward must move: x to y and, with a residual, the residual to the sum."""
     source = operands.x if operands.residual is None else torch.stack((operands.x, operands.residual))
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _time(copy: Run, runs: Mapping[str, Run], on_cuda: bool) -> tuple[Timing, dict[str, Measured]]:
-    """Time the copy and every call, in turn."""
+    """Time the copy and every call in turn. Return the Timing of the copy, and by provider what was Measured."""
     if not on_cuda:
         first, *times = timing.interleaved([copy, *runs.values()])
         return first, {name: Measured(time, "cpu") for name, time in zip(runs, times)}

@@ -1,4 +1,8 @@
-"""The providers: onepass and its peers. Each returns a call with little Python around it, because host time counts, too."""
+"""The providers that `onepass bench` compares: onepass, torch and torch.compile.
+
+A provider takes a case and its operands, and returns a call without arguments. The call contains little Python, because
+host time is measured too.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ Provider = Callable[[Case, Operands], Callable[[], Output]]
 
 
 def _torch(case: Case, t: Operands) -> Callable[[], Output]:
-    """Like `calls.by_torch`, but for simple cases it chooses the operations once, not in each call.
+    """Return a call that computes what `by_torch` of verify/calls.py computes.
 
-    Choosing takes 13 µs (2 x86-64 cores, 2026-11-15).
+    For simple cases, the operations are chosen once, here. Choosing them in each call takes 13 µs (2 x86-64 cores, 2026-11-15).
     """
     if case.residual or case.modulate or case.offset or case.last or case.granularity != "element" or case.activation == "gelu_tanh":
         return partial(calls.by_torch, case, t)
@@ -32,7 +36,7 @@ def _torch(case: Case, t: Operands) -> Callable[[], Output]:
 
 
 def _compiled(case: Case, t: Operands) -> Callable[[], Output]:
-    torch.compiler.reset()  # a second shape must not reuse the code of the first, or hit the recompilation limit
+    torch.compiler.reset()  # so that no case runs code compiled for another, or reaches the recompilation limit
     return partial(torch.compile(partial(calls.by_torch, case), dynamic=False), t)
 
 

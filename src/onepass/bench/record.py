@@ -1,4 +1,4 @@
-"""Records of results: where they came from, and files with one JSON object per line."""
+"""Records of results: fields that tell where a result came from, and files with one record per line, as JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def machine(device: str) -> str:
-    """The name of a GPU, or the architecture of the CPU."""
+    """Return the name of the GPU, or the architecture of the CPU."""
     return describe(torch.device(device)).name or platform.machine()
 
 
 def origin(device: str) -> Record:
-    """The fields that tell where a result came from."""
+    """Return the fields that tell where a result came from: machine, versions, commit and date."""
     return {
         "device": device,
         "name": machine(device),
@@ -44,7 +44,10 @@ def origin(device: str) -> Record:
 
 
 def _commit() -> str:
-    """The commit of these sources: ONEPASS_COMMIT if it is set, for copies without git history; otherwise git tells."""
+    """Return the commit of these sources: the environment variable ONEPASS_COMMIT if it is set, otherwise what git says.
+
+    The variable is for copies without git history. Return "unknown" if git fails.
+    """
     if "ONEPASS_COMMIT" in os.environ:
         return os.environ["ONEPASS_COMMIT"]
     try:
@@ -55,7 +58,7 @@ def _commit() -> str:
 
 
 def extra_mb(record: Record) -> str:
-    """MB that a backward needed in addition to its gradients, if measured."""
+    """Return the MB that a backward allocated besides its gradients, or "–" if they were not measured."""
     extra = record.get("extra_bytes")
     return "–" if extra is None else f"{extra / 1e6:.1f}"
 
@@ -76,5 +79,5 @@ def append(path: Path, record: Record) -> None:
 
 
 def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Old and new records. A new record replaces an old one of the same row, provider and machine."""
+    """Return old and new records in one list. A new record replaces an old one with the same row, provider and machine."""
     return list({(r["row"], r["provider"], r["name"]): r for r in (*old, *new)}.values())

@@ -1,4 +1,4 @@
-"""The rows that `onepass bench` measures: norms as users run them, with our targets on an H200."""
+"""The rows that `onepass bench` measures. A row is one forward or backward as users run it, with our target on an H200."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True)
 class Row:
-    """A forward or backward to measure. `target` is the least fraction of copy speed, or the longest time in µs."""
+    """One forward or backward to measure.
+
+    `target` is the goal: a time of at most so many µs, or a speed of at least this fraction of the speed of a copy.
+    """
 
     case: Case
     dtype: torch.dtype
@@ -37,21 +40,21 @@ class Row:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of x."""
+        """The size of x in bytes."""
         return prod(self.case.shape) * self.dtype.itemsize
 
     @property
     def copied(self) -> int:
-        """How many tensors of x's size the copy for comparison copies: x, and the residual if there is one."""
+        """The number of tensors copied by the copy that we compare with: x, and the residual if there is one."""
         return 2 if self.case.residual else 1
 
     @property
     def copies(self) -> float:
-        """The smallest possible traffic, as copies of x: one copy reads and writes x once.
+        """The least memory traffic of the row, in copies of x. A copy reads x and writes as many bytes.
 
-        A forward reads x and writes y: 1. With a residual, it also reads that and writes the sum: 2. A backward reads x and
-        dy and writes dx: 1.5. With a residual, it also reads the gradient that arrives at the sum: 2. This is
-        `NormProblem.min_bytes` without parameters.
+        A forward reads x and writes y: 1 copy. With a residual, it also reads the residual and writes the sum: 2. A backward
+        reads x and dy and writes dx: 1.5. With a residual, it also reads the incoming gradient of the sum: 2.
+        `NormProblem.min_bytes` (core/problem.py) counts the same in bytes, and the parameters too.
         """
         return 1.5 if self.direction == "backward" and not self.case.residual else self.copied
 
@@ -62,7 +65,7 @@ class Row:
         return f"≥ {self.target:.2f}" if self.unit == "fraction" else f"≤ {self.target:g} µs"
 
     def missed_by(self, us: float, fraction: float) -> float | None:
-        """By how much a result misses the target, in the unit of the target. Zero or less means that it is met."""
+        """Return by how much a result misses the target, in its unit: zero or less if it is met, None if there is no target."""
         if self.target is None:
             return None
         return self.target - fraction if self.unit == "fraction" else us - self.target
@@ -98,9 +101,9 @@ SUITE = (
     _row("layer_norm", "128x4096", _BF16),
     _row("layer_norm", "1x4194304", _BF16),
     _row("layer_norm", "32768x1024", torch.float32),
-    _row("layer_norm", "8x4096x1152", _BF16, 0.90, modulate=True, affine="none"),  # AdaLN
+    _row("layer_norm", "8x4096x1152", _BF16, 0.90, modulate=True, affine="none"),  # as in a diffusion transformer
     _row("rms_norm", "8192x4096", _BF16, residual=True),
-    _row("rms_norm", "8x4096x32x128", _BF16),  # per head
+    _row("rms_norm", "8x4096x32x128", _BF16),  # over each attention head
     *(_row("group_norm", shape, _FP16, target, layout=_NHWC, **_SILU) for shape, target in _LARGE.items()),
     _row("group_norm", "32x512x256x256", _FP16, 0.82, layout=_NHWC, groups=32),
     *(_row("group_norm", shape, _FP16, 0.80, layout=_NHWC, **_SILU) for shape in _BETWEEN),
@@ -127,9 +130,9 @@ BACKWARD_SUITE = (
     _back("layer_norm", "1151x8192", _FP16),
     _back("layer_norm", "128x4096", _BF16),
     _back("layer_norm", "32768x1024", torch.float32),
-    _back("layer_norm", "8x4096x1152", _BF16, 0.75, modulate=True, affine="none"),  # AdaLN
+    _back("layer_norm", "8x4096x1152", _BF16, 0.75, modulate=True, affine="none"),  # as in a diffusion transformer
     _back("rms_norm", "8192x4096", _BF16, residual=True),
-    _back("rms_norm", "8x4096x32x128", _BF16),  # per head
+    _back("rms_norm", "8x4096x32x128", _BF16),  # over each attention head
     *(_back("group_norm", shape, _FP16, 0.50, layout=_NHWC, **_SILU) for shape in _DECODER),
     *(_back("group_norm", shape, _FP16, layout=_NHWC, **_SILU) for shape in ("16x320x64x64", "2x320x64x64", "8x1280x16x16")),
     *(_back("group_norm", shape, _FP16, 0.55, **_SILU) for shape in _DECODER),
@@ -143,7 +146,7 @@ BACKWARD_SUITE = (
 
 
 def problem_of(row: Row) -> NormProblem:
-    """The problem of a row, bound to meta tensors."""
+    """Return the NormProblem of a row, from tensors on the meta device: nothing is allocated."""
     case = row.case
     x = lay_out(torch.empty(case.shape, dtype=row.dtype, device="meta"), case.layout, "meta")
     param = torch.empty(1, dtype=torch.float32 if case.wide else row.dtype, device="meta")

@@ -1,4 +1,4 @@
-"""A progress bar and plain tables."""
+"""A progress bar and tables for the terminal, as plain text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], total: int, label: Callable[[T], str], log: bool = False) -> Iterator[T]:
-    """Yield the items with a progress bar on a terminal. Elsewhere, print a line for each if `log` is set."""
+    """Yield the items and show a progress bar. If stderr is no terminal, print one line per item instead, but only with `log`."""
     live = sys.stderr.isatty()
     for done, item in enumerate(items, 1):
         if live:

@@ -1,4 +1,4 @@
-"""Time several calls in turn, and report medians and quartiles.
+"""Times several calls in turn, and reports medians and quartiles.
 
 On CUDA, GPU time and host time are measured separately.
 """
@@ -17,12 +17,12 @@ import torch
 
 class Timing(NamedTuple):
     median: float  # seconds per call
-    low: float  # quartiles
-    high: float
+    low: float  # the first quartile
+    high: float  # the third quartile
 
 
 def interleaved(variants: Sequence[Callable[[], Any]], seconds: float = 0.3) -> list[Timing]:
-    """Time several callables in turn, so that a disturbance affects all of them.
+    """Time several callables in turn, so that a disturbance affects all of them. Return one Timing for each.
 
     Example: `ours, torchs = interleaved([lambda: f(x), lambda: g(x)])`
     """
@@ -41,7 +41,7 @@ def summary(samples: Sequence[float]) -> Timing:
 
 
 def once(run: Callable[[], Any], n: int) -> float:
-    """Average seconds of n calls."""
+    """Make n calls, and return the average seconds of one."""
     start = time.perf_counter()
     for _ in range(n):
         run()
@@ -49,17 +49,17 @@ def once(run: Callable[[], Any], n: int) -> float:
 
 
 def _repeats(run: Callable[[], Any]) -> int:
-    """After a warm-up, the number of calls that take about a millisecond."""
+    """Return how many calls take about a millisecond: at least 1, at most 1000. The first call, a warm-up, is not counted."""
     run()
     return max(1, min(1000, int(1e-3 / max(once(run, 3), 1e-7))))
 
 
 @contextmanager
 def capturable_stream(device: str) -> Iterator[None]:
-    """On CUDA, run the block on a stream that a graph can capture; the default stream cannot be captured.
+    """On CUDA, run the block on a stream that a CUDA graph can capture. The default stream cannot be captured.
 
-    A backward runs on the stream of its forward, so run the forward inside the block as well. The stream is always the
-    same, since the allocator keeps freed memory for the stream that used it.
+    A backward runs on the stream of its forward, so run the forward inside the block too. All blocks use the same stream,
+    because the allocator reuses freed memory only on the stream that used it before.
     """
     if not device.startswith("cuda"):
         yield
@@ -77,9 +77,9 @@ def _stream() -> torch.cuda.Stream:
 
 
 def capture(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
-    """Capture the call in a CUDA graph: returns its replay and "graph", or the call itself and "events" if that fails.
+    """Capture a call in a CUDA graph. Return (replay, "graph"), or (run, "events") if the call cannot be captured.
 
-    Call it inside `capturable_stream`.
+    Use this function inside `with capturable_stream(device)`.
     """
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
@@ -97,9 +97,9 @@ def capture(run: Callable[[], Any]) -> tuple[Callable[[], Any], str]:
 
 
 def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[Timing]:
-    """The time of each call on the current CUDA device, between events, with a flushed L2 cache.
+    """Return the GPU time of each call, measured between CUDA events. The L2 cache is flushed before each sample.
 
-    Calls longer than 2 ms get fewer samples, at least 5. Pass a copy as it is, not captured: in a graph it becomes a memcpy
+    Calls longer than 2 ms get fewer samples, but at least 5. Do not capture a copy: in a graph, `copy_` becomes a memcpy
     node, which runs at two thirds of the speed (H200, 2026-11-15).
 
     Example: `copy, ours = device_times([lambda: y.copy_(x), capture(run)[0]])`
@@ -108,12 +108,12 @@ def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> li
 
 
 def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> list[list[float]]:
-    """As `device_times`, with every sample in seconds."""
+    """Measure as `device_times` does, and return all samples of each call, in seconds."""
     flush = _flush()
 
     def sample(run: Callable[[], Any]) -> Callable[[], float]:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush()  # takes 80 µs, in which the host queues the next calls: host time is not part of the sample
+        flush()  # 80 µs of GPU work, in which the host queues what follows: so samples contain no host time
         start.record()
         run()
         stop.record()
@@ -132,22 +132,22 @@ def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> 
 
 
 def _flush() -> Callable[[], Any]:
-    """A call that writes four times the size of the L2 cache, at least 256 MB."""
+    """Return a call that flushes the L2 cache: it writes four times the size of the cache, but at least 256 MB."""
     size = max(2**28, 4 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
     return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
 
 
 def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list[Timing]:
-    """The host time of each call, without waiting for the GPU. The GPU is idle before every batch.
+    """Return the host time of each call: the time until the call returns, while the GPU may still be working.
 
-    The host has to wait once 1024 launches are queued. A batch has at most 20 calls, so a call may launch 40 kernels.
-    Batches have fewer calls if the GPU is slow.
+    Calls are timed in batches of at most 20, and the GPU is idle before each batch. CUDA makes the host wait once 1024
+    launches are queued, so a call should launch at most 40 kernels. If the GPU is slow, batches have fewer calls, but at least 5.
     """
     return [summary(taken) for taken in host_samples(variants, batches)]
 
 
 def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, max_calls: int = 20) -> list[list[float]]:
-    """As `host_times`, with the seconds of every batch. `max_calls` limits the calls of a batch."""
+    """Measure as `host_times` does, with at most `max_calls` calls in a batch. Return the seconds per call of every batch."""
     calls = [max(min(5, max_calls), min(max_calls, int(0.02 / _seconds_to_finish(run)))) for run in variants]
     samples: list[list[float]] = [[] for _ in variants]
     for _ in range(batches):
@@ -159,7 +159,7 @@ def host_samples(variants: Sequence[Callable[[], Any]], batches: int = 15, max_c
 
 
 def _seconds_to_finish(run: Callable[[], Any]) -> float:
-    """Seconds until the device has finished a call."""
+    """Make a call, and return the seconds until the GPU has finished it."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     run()

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     for row in progress(rows, len(rows), lambda row: row.name, log=True):
         records = measure(row, args.device, providers)
         results[row] = {result["provider"]: result for result in records}
-        if args.out:  # after every row, so that an interrupted run keeps its results
+        if args.out:  # written after every row, so that an interrupted run keeps its results
             record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], records))
     print(f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}")
     print("Times in µs. fraction: speed relative to a copy. host: CPU time of a call. MB more: memory of a backward besides its gradients.")

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _title(case: Case) -> str:
-    """The function and the extras of its call."""
+    """Return the name of the function, and of the modulation and activation that the case uses."""
     extras = [word for word, there in (("modulate", case.modulate), (case.activation, case.activation)) if there]
     return " + ".join([f"add_{case.op}" if case.residual else case.op, *extras])
 

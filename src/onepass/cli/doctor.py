@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _AnyMode(TorchDispatchMode):
-    """A dispatch mode that changes nothing. Under any dispatch mode, calls use the registered op."""
+    """A dispatch mode that does nothing itself. Under any dispatch mode, onepass calls its registered op."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
 def _failure(case: Case, name: str) -> str:
-    """Run a small problem on a device by both routes, and describe what failed; "" if nothing did."""
+    """Run a case on a device, directly and by the registered op. Return what failed in words, or "" if nothing did."""
     try:
         operands = tensors.make(case, device=name)
         dy = tensors.make_dy(operands)

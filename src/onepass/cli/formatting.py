@@ -8,7 +8,7 @@ LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
 
 
 def layout_name(case: Case) -> str:
-    """The layout of a case: "nchw" or "nhwc" if x has four dimensions, otherwise the long name."""
+    """Return the layout of a case: "nchw" or "nhwc" if x has four dimensions, otherwise the name in `case.layout`."""
     return {name: short for short, name in LAYOUTS.items()}[case.layout] if len(case.shape) == 4 else case.layout
 
 

@@ -1,4 +1,4 @@
-"""The entry point of `onepass`: reads the arguments and runs one command."""
+"""The entry point of the command line `onepass`: reads the arguments and runs one command."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     module, colon, path = args.model.partition(":")
     if not colon or not path:
         raise ValueError(f"model={args.model!r} has no factory; expected MODULE:FACTORY, for example torchvision.models:resnet50")
-    sys.path.insert(0, "")  # finds modules in the current folder
+    sys.path.insert(0, "")  # so that modules in the current folder are found
     try:
         made: Any = import_module(module)
         for name in path.split("."):
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _value(text: str) -> Any:
-    """The value of a Python literal, or the text itself if it is not one."""
+    """Return the value of `text` as a Python literal, or `text` itself if it is not a literal."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -1,6 +1,7 @@
 """The picture of `onepass demo`: which elements each norm averages over.
 
-It shows the N×C×HW cubes of the GroupNorm paper. The colored elements come from the memory views that the kernels use.
+It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Which elements are blue follows from the view that the
+kernels use: memory as x[outer, reps, sets, run], where elements share one mean and variance along reps and run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from onepass.core.spec import NormSpec
 SIZES = {"N": 4, "C": 6, "H": 2, "W": 2}
 GROUPS = 2
 
-# Title, definition, and the order of the dimensions of x in memory.
+# For each norm: its title, its definition, and the order of the dimensions of x.
 PANELS: list[tuple[str, NormSpec, str]] = [
     ("BatchNorm", norms.batch_norm(), "NCHW"),
     ("InstanceNorm", norms.instance_norm(), "NCHW"),
@@ -37,9 +38,9 @@ def problem_of(definition: NormSpec, order: str) -> NormProblem:
 
 
 def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> Tensor:
-    """Which elements share the statistics of element (n, c, position), as booleans of shape (N, C, H·W).
+    """Return which elements share mean and variance with element (n, c, position), as booleans of shape (N, C, H·W).
 
-    The view of the problem decides.
+    The answer comes from `problem.x`, the view of memory.
 
     Example: `members(problem_of(norms.batch_norm(), "NCHW"), "NCHW", 0, 0, 0).sum()` is N·H·W = 16.
     """
@@ -56,7 +57,7 @@ def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> 
 
 
 def draw(path: Path) -> None:
-    """Save the picture as a PNG. This needs matplotlib.
+    """Draw the picture with matplotlib, and save it as a PNG.
 
     Example: `draw(Path("norms.png"))`
     """
@@ -68,7 +69,7 @@ def draw(path: Path) -> None:
     for place, (title, definition, order) in enumerate(PANELS, 1):
         problem = problem_of(definition, order)
         assert problem.x is not None
-        # C goes to the right, N to the back, H·W up.
+        # In the picture, C goes to the right, N to the back and H·W up.
         cube = members(problem, order, 0, SIZES["C"] - 1, SIZES["H"] * SIZES["W"] - 1).permute(1, 0, 2)
         axes: Any = figure.add_subplot(2, 3, place, projection="3d")
         light = LightSource(azdeg=145, altdeg=50)

@@ -1,10 +1,10 @@
-"""Which route a call takes from its function to a kernel.
+"""Decides which of three routes a call takes from a function of `onepass.functional` to its computation.
 
-- direct: plain tensors outside of compile go straight to a launcher, through an autograd.Function if a gradient is needed;
-- op: compile, export, tensor subclasses and dispatch modes see `torch.ops.onepass.norm` and `norm_backward`, which change no
-  operand in place;
-- reference: functorch transforms, forward-mode AD and jit.trace see the definition in torch operations, and so does a backward that will
-  itself be differentiated.
+- "direct": call a launcher, which runs a kernel; through an autograd.Function if a gradient is needed. For plain tensors.
+- "op": call `torch.ops.onepass.norm` or `norm_backward`, ops that change no operand in place. For torch.compile, export, tensor
+  subclasses, dispatch modes and tensors with the negative bit.
+- "reference": compute the definition (core/reference.py) with torch operations. For functorch transforms, forward-mode
+  differentiation and jit.trace, and for a backward that will itself be differentiated.
 """
 
 from __future__ import annotations
@@ -22,25 +22,28 @@ grad_enabled = torch.is_grad_enabled
 functorch_active = torch._C._are_functorch_transforms_active
 dispatch_modes = torch._C._len_torch_dispatch_stack
 jit_tracing = torch._C._is_tracing
-compiling = torch.compiler.is_dynamo_compiling  # misses non-strict export, which shows as a dispatch mode
+compiling = torch.compiler.is_dynamo_compiling  # False in a non-strict export, which `dispatch_modes` detects
 
 
 def route(*operands: Tensor | None) -> str:
-    """Which route a call with these tensors takes now."""
+    """Return the route that a call with these tensors takes in the current context: DIRECT, OP or REFERENCE."""
     if compiling():
         return REFERENCE if functorch_active() else OP
     if functorch_active() or forward_ad._current_level >= 0 or jit_tracing():
         return REFERENCE
     if dispatch_modes() or not PLAIN.issuperset(map(type, operands)) or has_negative_bit(*operands):
-        return OP  # torch's dispatcher resolves negative bits before it calls a registered op
+        return OP  # before torch's dispatcher calls an op, it resolves negative bits
     return DIRECT
 
 
 def route_backward(dy: Tensor, *saved: Tensor | None) -> str:
-    """Which route a backward takes: the reference if it will itself be differentiated or dy is a batch of gradients."""
+    """Return the route of a backward: REFERENCE if it will itself be differentiated or if dy is a batch of gradients.
+
+    Otherwise, return what `route` returns for dy and the saved tensors.
+    """
     return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *saved)
 
 
 def has_negative_bit(*operands: Tensor | None) -> bool:
-    """Whether one of these tensors has the negative bit: its memory holds the negative of its values."""
+    """Return whether a tensor has the negative bit set, which means that its memory holds the negatives of its values."""
     return True in [t.is_neg() for t in operands if t is not None]

@@ -1,27 +1,27 @@
-"""The norms of torch.nn.functional with its signatures and semantics, and further norms and options.
+"""The norms of torch.nn.functional, with torch's signatures and semantics, and further norms and options.
 
-They differ from torch on purpose in two points: the output keeps the input's memory format, and double backward is
-correct for every norm.
+Two things differ from torch on purpose: the output keeps the input's memory format, and double backward is correct for
+every norm.
 
 Every norm except layer_norm_out takes these options in addition to torch's arguments:
 
 - `activation`: "silu" (or "swish"), "relu", "gelu" or "gelu_tanh", applied last.
-- `modulate=(scale, shift)`: y = affine(x_hat)·(1 + scale) + shift. Scale and shift have one value per sample and
-  channel, shape (N, C). Either can be None.
+- `modulate=(scale, shift)`: multiply the normalized output, after weight and bias, by 1 + scale, and add shift. Scale and
+  shift have the shape (N, C): one value per sample and channel. Either can be None.
 
-All but the add_ functions also take
+The functions whose names do not begin with add_ also take
 
-- `return_stats=True`: return `Stats(output, mean, rstd)` instead of the output. The statistics are float32, or float64
+- `return_stats=True`: return `Stats(output, mean, rstd)` instead of the output. Mean and rstd are float32, or float64
   for a float64 input, and no gradient flows through them.
 - `out`: a tensor to write the output to. It can be the input itself. The call must not need a gradient.
 
-All but the add_ functions and switchable_norm also take
+All of these except switchable_norm also take
 
 - `save`: the tensor to save for the backward, "x" for the input or "y" for the output. "y" saves memory if other layers
-  keep the output alive. It excludes an activation, and the backward cannot be differentiated again. Where weight or
-  1 + scale is zero, gradients that need the input are NaN.
+  keep the output alive. With "y" there can be no activation, and the backward cannot be differentiated again. Where
+  weight or 1 + scale is zero, gradients that need the input are NaN.
 
-A function checks its Python arguments and hands a definition of the norm to `onepass.dispatch`. The only computation
+A function here checks its Python arguments and hands a definition of the norm to `onepass.dispatch`. The only computation
 here is the update of running statistics.
 """
 

@@ -1,4 +1,4 @@
-"""Norms of (N, C, *) by the statistics of each sample: group_norm and layer_norm2d."""
+"""Norms for inputs (N, C, *) that normalize each sample by itself: group_norm and layer_norm2d."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def group_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
-    Mean and variance are those of one sample and one group: C/num_groups channels at all positions. With
+    Each group of each sample has its own mean and variance, over C/num_groups channels and all positions. With
     `channel_dim=-1` the input is (N, *, C).
 
     Example: `group_norm(torch.randn(2, 320, 8, 8), 32, activation="silu")`
@@ -64,9 +64,10 @@ def layer_norm2d(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias over the channels of each pixel of (N, C, H, W).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, H, W).
 
-    The result is that of permute, layer_norm and permute, without the copies.
+    Each pixel of each sample has its own mean and variance, over the channels. The result is that of a permute to
+    (N, H, W, C), layer_norm and a permute back, without the copies.
 
     Example: `layer_norm2d(torch.randn(2, 96, 56, 56), torch.ones(96), torch.zeros(96))`
     """

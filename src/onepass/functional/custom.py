@@ -1,4 +1,4 @@
-"""A norm that this library does not define, from its spec."""
+"""custom_norm: computes a norm that this library does not define, from a NormSpec."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def custom_norm(
     mean_weight: Tensor | None = None,
     var_weight: Tensor | None = None,
 ) -> Tensor:
-    """y = act((x - mean)/sqrt(var + eps)·(weight + offset) + bias), with sets and parameters as `spec` describes them.
+    """Return the norm of `input` that `spec` defines: y = act(u·(1 + scale) + shift).
 
-    `scale` and `shift` are the modulation of a spec with `modulated` axes: u·(1 + scale) + shift. `mean_weight` and `var_weight` are the
-    weights of a spec with a `mix`. All memory layouts, gradients, compile and export work as for the norms of this library.
+    u = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias. `spec` says which elements share one mean and variance,
+    and which weight, bias, scale and shift an element uses. `scale` and `shift` need a spec with `modulated` axes.
+    `mean_weight` and `var_weight` need a spec with a `mix`. Each has one weight per mixed norm, and its weights sum to 1.
+    All memory layouts, gradients, compile and export work as for the norms of this library.
 
     Example: `custom_norm(torch.randn(4, 6, 5), NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 3),)))`
     """

@@ -1,6 +1,6 @@
-"""Calls with extras: modulation, `out`, returned statistics, a residual, running statistics.
+"""Calls with extras: modulation, `out`, `return_stats`, a residual or running statistics.
 
-Plain calls do not pass through here: they call `normalize` of `onepass.dispatch.call` directly.
+Calls without extras do not use this file. They call `normalize` of dispatch/call.py directly.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ RunningStatistics = tuple[Tensor | None, Tensor | None]  # running_mean, running
 class Stats(NamedTuple):
     """The result of a call with `return_stats=True`. No gradient flows through mean and rstd.
 
-    Their shape is
+    The shape of mean and rstd is
 
-    - the leading dimensions for layer_norm and rms_norm;
+    - the shape of the input without `normalized_shape`, for layer_norm and rms_norm;
     - (N, groups) for group_norm;
     - (N, C) for instance_norm and switchable_norm;
-    - (C,) for batch_norm, and for instance_norm with running statistics;
+    - (C,) for batch_norm, and for instance_norm with `use_input_stats=False`;
     - (N, H, W) for layer_norm2d.
     """
 
@@ -36,8 +36,8 @@ class Stats(NamedTuple):
     rstd: Tensor  # 1/sqrt(var + eps)
 
 
-# (channel_dim, modulate, out, return_stats): the extras that are not arguments of a definition. `modulate` needs channel_dim.
-# This is a plain tuple because a NamedTuple takes longer to make.
+# (channel_dim, modulate, out, return_stats): the extras that a `define_...` function does not get. channel_dim is for `modulate`.
+# A plain tuple, because a NamedTuple takes longer to make.
 Extras = tuple[int, Modulation | None, Tensor | None, bool]
 
 
@@ -54,10 +54,10 @@ def normalize_with_extras(
     track: bool = False,
     update: autograd.Update | None = None,
 ) -> Result:
-    """Check the extras, normalize, and write to `out`.
+    """Check the extras, normalize the input, and return the Result. If there is an `out`, write y to it.
 
-    With `use_running`, the call normalizes by the `running` statistics. Without it, they are only compared with `out`.
-    `track` and `update` are those of `call.normalize_with`.
+    With `use_running`, normalize by the `running` statistics. Without it, `running` is only needed to check that `out`
+    shares no memory with them. `track` and `update` are passed to `normalize_with` of dispatch/call.py.
     """
     channel_dim, modulate, out, stats = extras
     if modulate is not None:
@@ -65,7 +65,7 @@ def normalize_with_extras(
         try:
             scale, shift = as_scale_and_shift(normalized, modulate, channel_dim)
         except RuntimeError:
-            define(normalized, weight, bias, *args)  # report other errors before modulation errors
+            define(normalized, weight, bias, *args)  # raises first if another argument is wrong too
             raise
         optional = optional._replace(scale=scale, shift=shift)
     if out is not None:
@@ -76,10 +76,13 @@ def normalize_with_extras(
 
 
 def output_of(result: Result, return_stats: bool) -> Any:
-    """The output, or `Stats` if the caller asked for them. The public functions declare a Tensor, the usual case."""
+    """Return y, or Stats(y, mean, rstd) with `return_stats`.
+
+    The type is Any because the public functions declare a Tensor, the usual case.
+    """
     return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
 
 
 def spec_fields(activation: str | None, save: str) -> dict[str, Any]:
-    """The fields of a NormSpec that all norms with `activation` and `save` share."""
+    """Return the fields of a NormSpec that follow from the arguments `activation` and `save`."""
     return {"activation": as_activation(activation), "from_y": saves_output(save, activation)}

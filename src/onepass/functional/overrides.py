@@ -1,4 +1,4 @@
-"""How torch changes a call before it runs: types with their own `__torch_function__`, and CUDA autocast."""
+"""What torch may do to a call before it runs: hand it to a type with its own `__torch_function__`, or cast for CUDA autocast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onepass.check.arguments import require_tensor
 
 
 def has_override(input: Any) -> bool:
-    """Whether the type of input handles calls itself, as a proxy of torch.fx does."""
+    """Return whether the type of `input` has its own `__torch_function__`, like a proxy of torch.fx. Raise if it is no tensor."""
     if has_torch_function((input,)):
         return True
     require_tensor(input)
@@ -25,7 +25,7 @@ def call_override(function: Callable[..., Any], arguments: dict[str, Any]) -> An
 
 
 def autocasts_to_float32(x: Tensor) -> bool:
-    """Whether torch would run layer_norm and group_norm in float32 now: under CUDA autocast.
+    """Return whether torch's layer_norm and group_norm would now convert x to float32: under autocast, on CUDA.
 
     Autocast does not affect torch's other norms, nor any norm on a CPU.
     """
@@ -33,7 +33,7 @@ def autocasts_to_float32(x: Tensor) -> bool:
 
 
 def autocast(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The tensors, converted to float32 where torch's layer_norm and group_norm would convert them."""
+    """Return x, weight and bias, converted to float32 if torch's layer_norm and group_norm would convert them under autocast."""
     if not autocasts_to_float32(x):
         return x, weight, bias
     return x.float(), None if weight is None else weight.float(), None if bias is None else bias.float()

@@ -1,4 +1,4 @@
-"""A residual sum and a norm of it in one call: add_layer_norm, add_rms_norm and add_group_norm."""
+"""Functions that add a residual and normalize the sum: add_layer_norm, add_rms_norm and add_group_norm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (y, sum) with `sum = input + residual` and `y = layer_norm(sum, ...)`.
 
-    The sum is rounded to its dtype before the norm.
+    The sum is rounded to its dtype before it is normalized.
 
     Example: `y, x = add_layer_norm(branch, x, (64,))`
     """
@@ -40,7 +40,7 @@ def add_layer_norm(
     if type(eps) is not float:
         eps = as_float("add_layer_norm", "eps", 6, eps)
     check_residual(input, residual)
-    if autocasts_to_float32(input):  # the sum keeps its dtype, and the norm runs in float32
+    if autocasts_to_float32(input):  # add in the dtypes given, then run the norm in float32
         total = input + residual
         keywords = {"activation": activation, "modulate": modulate, "weight_offset": weight_offset, "granularity": granularity}
         return layer_norm(total, normalized_shape, weight, bias, eps, **keywords), total
@@ -65,7 +65,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (y, sum) with `sum = input + residual` and `y = rms_norm(sum, ...)`.
 
-    The sum is rounded to its dtype before the norm.
+    The sum is rounded to its dtype before it is normalized.
 
     Example: `y, x = add_rms_norm(branch, x, (64,), eps=1e-6)`
     """
@@ -96,7 +96,7 @@ def add_group_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (y, sum) with `sum = input + residual` and `y = group_norm(sum, ...)`.
 
-    The sum is rounded to its dtype before the norm.
+    The sum is rounded to its dtype before it is normalized.
 
     Example: `y, x = add_group_norm(branch, x, 32, activation="silu")`
     """
@@ -107,7 +107,7 @@ def add_group_norm(
     check_residual(input, residual)
     if channel_dim != 1:
         channel_dim = as_channel_dim(input, channel_dim)
-    if autocasts_to_float32(input):  # the sum keeps its dtype, and the norm runs in float32
+    if autocasts_to_float32(input):  # add in the dtypes given, then run the norm in float32
         total = input + residual
         keywords = {"channel_dim": channel_dim, "activation": activation, "modulate": modulate}
         return group_norm(total, num_groups, weight, bias, eps, **keywords), total

@@ -34,10 +34,11 @@ def layer_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias over the last dimensions, `normalized_shape`.
+    """Return y = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias.
 
-    `granularity` sets the shape of weight and bias: "element" means normalized_shape, "channel" its first dimension,
-    and "global" a scalar. The channels, for `modulate` too, are the first dimension of normalized_shape.
+    Mean and variance are taken over the last dimensions, whose sizes are `normalized_shape`. The first of these
+    dimensions is called the channels. `granularity` chooses the shape of weight and bias: "element" for normalized_shape,
+    "channel" for one value per channel, "global" for a scalar. `modulate` uses the same channels.
 
     Example: `layer_norm(torch.randn(2, 16, 64), (64,))`
     """
@@ -68,9 +69,10 @@ def rms_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = x/sqrt(mean(x²) + eps)·(weight + weight_offset) over the last dimensions, `normalized_shape`.
+    """Return y = x/sqrt(mean(x²) + eps)·(weight + weight_offset).
 
-    eps defaults to the machine epsilon of float32, or of float64 for a float64 input.
+    The mean is taken over the last dimensions, whose sizes are `normalized_shape`. eps defaults to the machine epsilon of
+    float32, or of float64 for a float64 input.
 
     Example: `rms_norm(torch.randn(2, 16, 64), (64,), eps=1e-6)`
     """
@@ -97,8 +99,9 @@ def layer_norm_out(
 ) -> Tensor:
     """Write the LayerNorm of `num_tokens` rows of `hidden_size` contiguous elements to `out`, without gradients.
 
-    The input can be any contiguous tensor of that many elements: (tokens, hidden), or (N, C, H, W) as N·C rows of H·W.
-    `out` can be `input` itself. `torch.ops.onepass.layer_norm_out` does the same and returns nothing.
+    Return `out`. The input can be any contiguous tensor with num_tokens·hidden_size elements: (tokens, hidden), or
+    (N, C, H, W) as N·C rows of H·W. `out` can be `input` itself. `torch.ops.onepass.layer_norm_out` does the same, but
+    returns nothing.
 
     Example: `layer_norm_out(torch.empty(8, 64), torch.randn(8, 64), torch.ones(64), torch.zeros(64), 8, 64)`
     """
@@ -130,13 +133,13 @@ def define_rms_norm(
 
 
 def is_tuple_of_ints(sizes: Any) -> bool:
-    """Whether `sizes` is a tuple of ints.
+    """Return whether `sizes` is a tuple of ints, and not of floats or bools.
 
-    It becomes part of a key in the cache of launchers, where (8.0,) would equal (8,) and (True,) would equal (1,).
+    `sizes` becomes part of a key in the cache of launchers, where (8.0,) would equal (8,) and (True,) would equal (1,).
     """
     if not isinstance(sizes, tuple):
         return False
-    for n in sizes:  # noqa: SIM110, a generator costs more than the loop
+    for n in sizes:  # noqa: SIM110, `all` of a generator takes longer than this loop
         if type(n) is not int:
             return False
     return True

@@ -1,4 +1,4 @@
-"""Norms of (N, C, *) that can keep running statistics: instance_norm and batch_norm."""
+"""Norms for inputs (N, C, *) that can keep running statistics: instance_norm and batch_norm."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def instance_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias over the positions of each channel of each sample of (N, C, *).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
-    With running statistics, the call updates them in place by the average of the samples' statistics. With
-    `use_input_stats=False` it normalizes by the running statistics, and `return_stats` returns those. With
-    `channel_dim=-1` the input is (N, *, C).
+    Each channel of each sample has its own mean and variance, over all positions. If running statistics are given, they
+    are updated in place with the average of these over the samples. With `use_input_stats=False`, the running statistics
+    take the place of mean and variance, and `return_stats` returns them. With `channel_dim=-1` the input is (N, *, C).
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
     """
@@ -66,8 +66,9 @@ def instance_norm(
             assert result.mean is not None
             update_running(running_mean, running_var, result.mean.mean(0), unbiased(result.var, input).mean(0), momentum)
 
-    # torch updates running statistics after its norm has saved tensors. Do the same, for checkpointing.
-    # In torch, an activation or a modulation then saves more tensors. So with these, update before tensors are saved.
+    # Checkpointing stops its recomputation at the last saved tensor, so it skips an update that comes later. torch's
+    # instance_norm updates after it has saved its tensors, so do the same. In torch, an activation or a modulation saves
+    # further tensors after the update. So with these, update before tensors are saved.
     early = update if track and (activation is not None or modulate is not None) else None
     keywords: dict[str, Any] = {"running": running, "track": track, "update": early}
     result = normalize_with_extras(define_instance_norm, args, input, weight, bias, extras, **keywords)
@@ -93,11 +94,12 @@ def batch_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias over the batch and the positions of each channel of (N, C, *).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
-    With `training=True` the call normalizes by the statistics of the batch. It updates running statistics in place by
-    `running = (1 - momentum)·running + momentum·batch`, with the unbiased variance. With `training=False` it normalizes
-    by the running statistics, and `return_stats` returns those. With `channel_dim=-1` the input is (N, *, C).
+    With `training=True`, each channel has its own mean and variance, over the batch and all positions. If running
+    statistics are given, they are updated in place: `running = (1 - momentum)·running + momentum·batch`, with the unbiased
+    variance. With `training=False`, the running statistics take the place of mean and variance, and `return_stats`
+    returns them. With `channel_dim=-1` the input is (N, *, C).
 
     Example: `batch_norm(torch.randn(8, 64, 32, 32), None, None, training=True)`
     """
@@ -121,7 +123,7 @@ def batch_norm(
     if plain and input.dim() > 1 and (running_mean is None and running_var is None if training else running_var is not None):
         return call.normalize(define_batch_norm, args, input, weight, bias, *((None, None) if training else running), check=check)
     check()
-    if input.dim() < 2:  # only an empty tensor passes the checks; torch returns an empty tensor too
+    if input.dim() < 2:  # the checks let only empty tensors through, for which torch returns an empty tensor
         return input * 1 if weight is None else input * weight
     extras = channel_dim, modulate, out, return_stats
     if not training:
@@ -156,7 +158,10 @@ def _evaluate(
     bias: Tensor | None,
     extras: Extras,
 ) -> Tensor:
-    """Normalize by running statistics. They have one value per channel, so instance_norm too becomes a batch_norm."""
+    """Normalize by running statistics, and return y, or Stats with return_stats.
+
+    Running statistics have one value per channel, so this is a batch_norm even if instance_norm was called.
+    """
     result = normalize_with_extras(define_batch_norm, args, input, weight, bias, extras, running=running, use_running=True)
     *_, return_stats = extras
     if not return_stats:

@@ -1,4 +1,4 @@
-"""Updates of running statistics."""
+"""Updates of running statistics: equations (12) and (13) of docs/theory.md."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from torch import Tensor
 
 
 def unbiased(var: Tensor | None, input: Tensor) -> Tensor:
-    """The unbiased variance, (13): var·n/(n - 1), where n elements share one variance."""
+    """Return the unbiased variance var·n/(n - 1), (13). n is how many elements of `input` share one variance."""
     assert var is not None
     count = input.numel() // max(var.numel(), 1)
     return var * (count / max(count - 1, 1))
 
 
 def update_running(running_mean: Tensor | None, running_var: Tensor | None, mean: Tensor | None, var: Tensor, momentum: float) -> None:
-    """running = (1 - momentum)·running + momentum·batch, (12), computed in the dtype of `mean` and `var`."""
+    """Update running_mean with `mean` and running_var with `var`, in place, by (12).
+
+    That is running = (1 - momentum)·running + momentum·batch, computed in the dtype of `mean` and `var`.
+    """
     for running, batch in ((running_mean, mean), (running_var, var)):
         assert running is not None and batch is not None
         batch = batch.reshape(running.shape)

@@ -40,11 +40,11 @@ def switchable_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = (x - mean)/sqrt(var + eps)·weight + bias with a mix of the statistics of several norms (Luo et al., 2018).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias, with a mix of the statistics of several norms (Luo et al., 2018).
 
-    mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k over k = InstanceNorm, LayerNorm,
-    BatchNorm of (N, C, *), in this order. `using_bn=False` leaves out BatchNorm. An input (N, C) leaves out
-    InstanceNorm. The call updates or uses the running statistics of BatchNorm as `batch_norm` does. With
+    mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k, where k is InstanceNorm, LayerNorm and
+    BatchNorm of an input (N, C, *), in this order. `using_bn=False` leaves out BatchNorm. For an input (N, C),
+    InstanceNorm is left out. The running statistics are those of BatchNorm, updated or used as in `batch_norm`. With
     `channel_dim=-1` the input is (N, *, C).
 
     Example: `switchable_norm(torch.randn(8, 64, 32, 32), torch.ones(3), torch.ones(3), training=True)`

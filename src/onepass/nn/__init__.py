@@ -1,8 +1,7 @@
-"""Subclasses of torch.nn's norms with the forward of onepass.
+"""Subclasses of torch.nn's norms that are computed by onepass, and two norms that torch.nn does not have.
 
-Constructors, parameters, state_dicts and reprs are torch's.
-
-LayerNorm2d and SwitchableNorm have no counterpart in torch.nn. The constructors take these keywords in addition:
+The subclasses have the constructors, parameters, state_dicts and reprs of torch. LayerNorm2d and SwitchableNorm are the
+norms that torch.nn does not have. The constructors take these keywords in addition to torch's:
 
 - `activation`, in every module;
 - `channel_dim=-1` for an input (N, *, C), in GroupNorm, InstanceNorm, BatchNorm and SwitchableNorm;
@@ -10,7 +9,7 @@ LayerNorm2d and SwitchableNorm have no counterpart in torch.nn. The constructors
 - `weight_offset`, in LayerNorm and RMSNorm;
 - `granularity`, in LayerNorm.
 
-A call takes `modulate` and `activation`. `onepass.functional` explains them and does the computation.
+A call of a module takes `modulate` and `activation`. `onepass.functional` explains all of these, and does the computation.
 """
 
 from .channels import GroupNorm, LayerNorm2d

@@ -1,4 +1,4 @@
-"""Modules for (N, C, *) that normalize each sample by itself: GroupNorm and LayerNorm2d."""
+"""Modules for inputs (N, C, *) that normalize each sample by itself: GroupNorm and LayerNorm2d."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
         activation: str | None = None,
         save: str = "x",
         channel_dim: int = 1,
-        **newer: Any,  # arguments of later versions of torch
+        **newer: Any,  # arguments that later versions of torch may add
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)

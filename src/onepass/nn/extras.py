@@ -1,4 +1,4 @@
-"""The extras of the modules: in their constructors, their attributes, their repr and their calls."""
+"""Base classes for the extras of the modules: the options that torch.nn's modules do not have, such as `activation`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onepass.functional.extras import Modulation
 
 
 class ExtrasMixin(nn.Module):
-    """Holds the extras of a module, and adds those that differ from their default to its repr.
+    """A base class that stores the extras of a module, and shows those that are not at their default in its repr.
 
-    The defaults are class attributes. So patching can turn a module of torch.nn into one of ours by setting its class.
+    The defaults are class attributes. So `onepass.patch` can turn a module of torch.nn into one of ours by setting its class.
     """
 
     activation: str | None = None
@@ -28,21 +28,21 @@ class ExtrasMixin(nn.Module):
         return ", ".join(filter(None, [super().extra_repr(), *shown]))
 
     def _set_extras(self, **extras: Any) -> None:
-        as_activation(extras["activation"])  # raises if it is unknown
+        as_activation(extras["activation"])  # raises if the activation is unknown
         saves_output(extras.get("save", "x"), extras["activation"])
         check_module_channel_dim(extras.get("channel_dim", 1))
         for name, value in extras.items():
             setattr(self, name, value)
 
     def _reset_offset_weight(self, weight: Tensor | None) -> None:
-        """Set the weight such that weight + weight_offset is one."""
+        """Set all elements of the weight to 1 - weight_offset, so that weight + weight_offset is 1."""
         check_weight_offset(weight, self.weight_offset)
         if weight is not None and self.weight_offset:
             nn.init.constant_(weight, 1 - self.weight_offset)
 
 
 class ChannelExtrasMixin(ExtrasMixin):
-    """For norms of (N, C, *), whose functions take `channel_dim`."""
+    """A base class for the norms of (N, C, *): their functions also take `channel_dim`."""
 
     def _call_keywords(self, modulate: Modulation | None, activation: str | None) -> dict[str, Any]:
         return {"channel_dim": self.channel_dim, "activation": activation or self.activation, "modulate": modulate}

@@ -17,8 +17,8 @@ from .extras import ExtrasMixin
 class LayerNorm(ExtrasMixin, nn.LayerNorm):
     """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`.
 
-    With `granularity="channel"` weight and bias have one value per element of the first normalized dimension. With
-    `granularity="global"` they are scalars.
+    With `granularity="channel"`, weight and bias have one value per channel, which is the first normalized dimension. With
+    `granularity="global"`, weight and bias are scalars.
 
     Example: `LayerNorm((96, 7, 7), granularity="channel")(torch.randn(2, 96, 7, 7))`
     """

@@ -1,4 +1,4 @@
-"""Modules for (N, C, *) that can keep running statistics: BatchNorm and InstanceNorm."""
+"""Modules for inputs (N, C, *) that can keep running statistics: BatchNorm and InstanceNorm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         activation: str | None = None,
         save: str = "x",
         channel_dim: int = 1,
-        **newer: Any,  # arguments of later versions of torch
+        **newer: Any,  # arguments that later versions of torch may add
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
@@ -37,10 +37,12 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
         if count is not None:
-            # Before the norm, as in torch: checkpointing may end a recomputation inside the norm by an exception.
+            # Count before the norm, as torch does. Checkpointing may stop a recomputation inside the norm by an exception, and
+            # would skip a count after the norm.
             count.add_(1)
         if self.momentum is None and count is not None:
-            # A cumulative average. It stays on the device: reading it would synchronize and break the compiled graph.
+            # momentum=None asks for a cumulative average. Compute 1/count on the device: reading the count on the host would
+            # wait for the device, and break the graph of torch.compile.
             momentum = count.to(torch.float64).reciprocal()
         batch = self.training or (self.running_mean is None and self.running_var is None)
         keep = not self.training or self.track_running_stats
@@ -48,7 +50,7 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         keywords = {"save": self.save, **self._call_keywords(modulate, activation)}
         try:
             return F.batch_norm(input, mean, var, self.weight, self.bias, batch, momentum, self.eps, **keywords)
-        except (RuntimeError, TypeError, ValueError):  # a call that raises does not count as a batch
+        except (RuntimeError, TypeError, ValueError):  # do not count a batch whose call raises
             if count is not None:
                 count.sub_(1)
             raise
@@ -89,14 +91,14 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
         activation: str | None = None,
         save: str = "x",
         channel_dim: int = 1,
-        **newer: Any,  # arguments of later versions of torch
+        **newer: Any,  # arguments that later versions of torch may add
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None and activation is None:
-            # This checks input and calls _apply_instance_norm.
+            # torch's forward checks the input and calls `_apply_instance_norm` below.
             return nn.modules.instancenorm._InstanceNorm.forward(self, input)
         self._check_input_dim(input)
         if input.dim() == self._get_no_batch_dim():

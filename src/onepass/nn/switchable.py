@@ -84,7 +84,7 @@ class _SwitchableNorm(ChannelExtrasMixin):
 class SwitchableNorm1d(_SwitchableNorm):
     """A learned mix of InstanceNorm, LayerNorm and BatchNorm for (N, C) or (N, C, L).
 
-    For (N, C) it mixes LayerNorm and BatchNorm only. Computed by `onepass.functional.switchable_norm`.
+    For (N, C), only LayerNorm and BatchNorm are mixed. Computed by `onepass.functional.switchable_norm`.
 
     Example: `SwitchableNorm1d(64)(torch.randn(8, 64, 32))`
     """

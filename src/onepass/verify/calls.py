@@ -1,4 +1,4 @@
-"""How to call a case with onepass and with torch's operations, and its NormSpec."""
+"""How to run a case of cases.py with onepass and with torch's operations, and how to make its NormSpec."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .tensors import Operands
 
 
 class Op(NamedTuple):
-    """How one norm is called."""
+    """How to call one norm with onepass and with torch, and how to make its NormSpec."""
 
-    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # the arguments after x, of our function and of torch's
+    arguments: Callable[[Case, Operands], tuple[Any, ...]]  # the arguments after x: the same for our function and torch's
     torch: Callable[..., Tensor]
     spec: Callable[..., NormSpec]  # (case, **fields) -> NormSpec
 
@@ -68,11 +68,11 @@ OPS = {
     ),
 }
 
-Output = Tensor | tuple[Tensor, Tensor]  # y; with a residual, also the sum
+Output = Tensor | tuple[Tensor, Tensor]  # y, or (y, x + residual) if the case has a residual
 
 
 def onepass_call(case: Case, t: Operands) -> Callable[[], Output]:
-    """Our function with its arguments, ready to be called."""
+    """Return our function with all its arguments bound, so that it can be called without any."""
     keywords: dict[str, Any] = {}
     if case.modulate:
         keywords["modulate"] = t.scale, t.shift
@@ -97,9 +97,9 @@ def by_onepass(case: Case, t: Operands) -> Output:
 
 
 def by_torch(case: Case, t: Operands) -> Output:
-    """The same result from torch's operations, one after the other."""
+    """Run a case with separate operations of torch: add the residual, normalize, modulate, apply the activation."""
     total = t.x if t.residual is None else t.x + t.residual
-    # torch loses digits on channels-last memory.
+    # torch's kernels lose digits on channels-last memory, so give them contiguous memory.
     x = total.movedim(-1, 1).clone(memory_format=torch.contiguous_format) if case.last else total
     weight, bias = (None if p is None else torch_norms.per_element(p, case.granularity, x.shape[-case.rank :]) for p in (t.weight, t.bias))
     weight = weight if weight is None or not case.offset else weight + case.offset

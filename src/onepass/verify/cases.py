@@ -1,4 +1,4 @@
-"""The list of cases that tests, `onepass verify` and benchmarks share."""
+"""The cases that tests, `onepass verify` and benchmarks share. A case describes one call of one norm."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ AFFINES = ("both", "weight", "bias", "none")
 
 @dataclass(frozen=True)
 class Case:
-    """A description of one call of one norm. `tensors.make` makes its tensors."""
+    """A description of one call of one norm. `make` of tensors.py makes its tensors."""
 
     op: str
     shape: tuple[int, ...]
     layout: str = "contiguous"
     groups: int = 1
-    rank: int = 1  # trailing dimensions that layer_norm and rms_norm normalize
+    rank: int = 1  # the number of trailing dimensions that layer_norm and rms_norm normalize
     affine: str = "both"
-    wide: bool = False  # parameters in float32 where x is float16 or bfloat16
+    wide: bool = False  # weight, bias and other parameters are float32 even if x is float16 or bfloat16
     init: str = "normal"
     eps: float = 1e-5
-    running: bool = False  # with running statistics
-    evaluate: bool = False  # normalize by the running statistics
+    running: bool = False  # pass running statistics, to be updated
+    evaluate: bool = False  # evaluation mode: pass running statistics and normalize by them
     momentum: float = 0.1
-    residual: bool = False  # call add_layer_norm and the like
+    residual: bool = False  # call add_layer_norm, add_rms_norm or add_group_norm
     modulate: bool = False
     activation: str = ""
-    offset: float = 0.0  # weight_offset
+    offset: float = 0.0  # the argument weight_offset
     granularity: str = "element"
-    last: bool = False  # channel_dim=-1
+    last: bool = False  # pass channel_dim=-1: x has the shape (N, *, C)
     using_bn: bool = True
     save: str = "x"
 
@@ -128,7 +128,7 @@ CASES = [
     Case("layer_norm2d", (2, 96, 7, 7), "channels_last", eps=1e-6),
     Case("layer_norm2d", (2, 24, 9, 5), "sliced", eps=1e-6, affine="weight"),
     Case("layer_norm2d", (2, 24, 9, 5), init="shifted", eps=1e-6),
-    # Cases with extras that torch's functions do not have.
+    # Cases with options that torch's functions do not have.
     Case("layer_norm", (5, 11, 64), activation="gelu_tanh"),
     Case("layer_norm", (5, 11, 64), modulate=True, activation="silu", wide=True),
     Case("layer_norm", (5, 11, 64), "transposed", modulate=True, affine="none"),

@@ -1,4 +1,7 @@
-"""Every case on every family in every dtype, compared with both oracles. `onepass verify` prints this matrix."""
+"""The matrix that `onepass verify` prints: every case, run by every kernel family in every dtype, and compared with two oracles.
+
+A cell of the matrix is one case, one family and one dtype.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Cell:
-    """One case on one family in one dtype: errors as fractions of the budget, or why it does not run."""
+    """One case, run by one family in one dtype: errors as fractions of the error budget, or the reasons why it does not run."""
 
     case: Case
     family: str
@@ -30,7 +33,7 @@ class Cell:
 
     @property
     def ok(self) -> bool:
-        """True if the errors are within the budget, or the family gave a reason not to run."""
+        """True if all errors are within the budget, or if the family gave a reason not to run."""
         if self.fault or (self.forward is None and not self.reasons):
             return False
         return all(error is None or error <= 1 for error in (self.forward, self.backward))
@@ -39,7 +42,7 @@ class Cell:
 def verify(
     which: Sequence[Case] = cases.CASES, dtypes: Sequence[torch.dtype] = DTYPES, device: str = "cpu", seed: int = 0
 ) -> Iterator[Cell]:
-    """Yield the cells one by one.
+    """Run every case by every family in every dtype, and yield one Cell for each.
 
     Example: `all(cell.ok for cell in verify(device="cpu"))`
     """

@@ -1,9 +1,10 @@
-"""Two oracles in fp64, and the error budget of every result.
+"""Two oracles in float64, and the error budget of every result.
 
-The first oracle is `core.reference`, the definition of the norms. The second is `torch_norms`, torch's operations one after
-the other. An element may be off by half an ulp of its dtype plus `8·eps_acc·(1 + |mean|·rstd)·scale`. `eps_acc` is the
-epsilon of the accumulator, and `scale` is the size of the terms that the element is computed from: (16)-(19) in
-docs/theory.md. If the backward computes x_hat from y, (36)-(38) are added.
+The first oracle is core/reference.py, the definition of the norms. The second is torch_norms.py, which uses torch's
+operations. The error budget is the error that an element may have: half a unit in the last place (ulp) of its dtype plus
+`8·eps_acc·(1 + |mean|·rstd)·scale`. `eps_acc` is the machine epsilon of the accumulator, and `scale` is the size of the
+terms that the element is computed from: equations (16)-(19) of docs/theory.md. If the backward computes x_hat from y,
+(36)-(38) are added.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from .cases import Case
 from .tensors import Operands
 
 Run = Callable[[Case, Operands], Output]
-AGREEMENT = 64  # the oracles may differ by this many fp64 budgets: torch adds up batch statistics one by one
-DSUM = -2  # the gradient that arrives at x + residual is this times dy, which is exact in every dtype
+AGREEMENT = 64  # the oracles may differ by 64 float64 budgets, because torch sums batch statistics element by element
+DSUM = -2  # the incoming gradient of x + residual is DSUM·dy: a power of two makes the product exact
 
 
 class Outcome(NamedTuple):
-    """The results of a call. A result that was not asked for is None."""
+    """The results of a call and of its backward. A result that was not asked for is None."""
 
     y: Tensor
     sum: Tensor | None = None
@@ -48,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = calls.by_onepass) -> Outcome:
-    """Run a case, and its backward if dy is given. The operands stay as they are."""
+    """Run a case, and its backward if dy is given, and return the results. The operands are not changed."""
     running = {name: None if t is None else t.clone() for name, t in zip(("running_mean", "running_var"), operands[3:5])}
     if dy is None:
         with torch.no_grad():
@@ -61,14 +62,14 @@ def evaluate(case: Case, operands: Operands, dy: Tensor | None, run: Run = calls
 
 
 def leaves(operands: Operands) -> dict[str, Tensor]:
-    """The operands that have gradients, by name, as new leaf tensors."""
+    """Return the operands that can have gradients (all but running statistics), by name, as new leaf tensors."""
     return {name: t.detach().requires_grad_() for name, t in operands._asdict().items() if t is not None and not name.startswith("running")}
 
 
 def grad_arguments(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The arguments of `torch.autograd.grad`: outputs, inputs, and the gradient of each output.
+    """Return the arguments of `torch.autograd.grad`: outputs, inputs, and the incoming gradient of each output.
 
-    With a residual, the sum is an output.
+    The outputs are y and, with a residual, x + residual.
     """
     y, total = _y_and_sum(output)
     outputs, gradients = ([y], [dy]) if total is None else ([y, total], [dy, dy * DSUM])
@@ -76,7 +77,7 @@ def grad_arguments(output: Output, inputs: dict[str, Tensor], dy: Tensor) -> tup
 
 
 def gradients_by_name(inputs: dict[str, Tensor], grads: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Gradients by their names in an Outcome."""
+    """Return the gradients by their names in an Outcome: "dx" for the input "x"."""
     return {f"d{name}": grad for name, grad in zip(inputs, grads)}
 
 
@@ -85,7 +86,10 @@ def _y_and_sum(output: Output) -> tuple[Tensor, Tensor | None]:
 
 
 def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | None], OptionalOperands]:
-    """Given mean and variance, and the operands of a SwitchableNorm."""
+    """Return ((mean, var), mix): statistics to normalize by, and the operands of a SwitchableNorm.
+
+    Mean and var are None if the norm computes them from x.
+    """
     given = (t.running_mean, t.running_var) if case.evaluate else (None, None)
     if t.mean_weight is None or t.var_weight is None:
         return given, OptionalOperands()
@@ -95,12 +99,12 @@ def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | 
 
 
 def by_reference(case: Case, t: Operands) -> Output:
-    """The first oracle: the definition, with running statistics updated by (12) and (13)."""
+    """Run the first oracle: the definition of the norm. Update running statistics in place by (12) and (13)."""
     given, mix = _statistics(case, t)
     extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
     result = reference.forward(calls.spec_of(case), t.x, t.weight, t.bias, *given, extras)
     if t.running_mean is not None and t.running_var is not None and not case.evaluate and t.x.numel():
-        if t.mean_weight is not None:  # the running statistics are those of the batch, not of the mixture
+        if t.mean_weight is not None:  # a SwitchableNorm tracks the statistics of its BatchNorm, not the mixed ones
             var, mean = torch.var_mean(t.x.detach().movedim(case.channel_dim, 0).flatten(1), 1)
         else:
             count = t.x.numel() // result.rstd.numel()
@@ -112,7 +116,7 @@ def by_reference(case: Case, t: Operands) -> Output:
 
 
 class Exact(NamedTuple):
-    """The exact values, and how far each part of an outcome may be from them.
+    """The exact results, the error that each may have, and how far the two oracles differ.
 
     The oracles agree if `disagreement` is at most 1.
     """
@@ -123,10 +127,10 @@ class Exact(NamedTuple):
 
 
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
-    """Run both oracles in fp64, on the values that the operands have."""
+    """Run both oracles in float64, on operands converted to float64."""
     dtypes, wide, dy = dtypes_of(operands), in_float64(operands), dy.to(torch.float64)
     value = evaluate(case, wide, dy, by_reference)
-    # torch's channels-last kernels lose digits even in fp64, so it gets contiguous memory.
+    # torch's channels-last kernels lose digits even in float64, so give torch contiguous memory.
     other = evaluate(case, wide._replace(x=wide.x.contiguous()), dy, calls.by_torch)
     tight = _allowed(case, wide, dy, value, [torch.float64 if d else None for d in dtypes])
     disagreement = max(error for error in worst(other, value, tight).parts if error is not None)
@@ -134,7 +138,10 @@ def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
 
 
 def in_float64(operands: Operands) -> Operands:
-    """The operands in fp64. With a residual, x is the rounded sum, since that is what is normalized."""
+    """Return the operands in float64.
+
+    With a residual, x becomes the rounded sum x + residual, which is what the norm normalizes, and the residual becomes 0.
+    """
     if operands.residual is not None:
         total = operands.x + operands.residual
         operands = operands._replace(x=total, residual=torch.zeros_like(total))
@@ -142,19 +149,19 @@ def in_float64(operands: Operands) -> Operands:
 
 
 def dtypes_of(t: Operands) -> list[torch.dtype | None]:
-    """The dtype of each part of an Outcome."""
+    """Return the dtype of each field of the Outcome of a call with these operands, or None for a field that is None."""
     total = None if t.residual is None else t.x
     gradients = t.x, t.weight, t.bias, t.residual, t.scale, t.shift, t.mean_weight, t.var_weight
     return [None if part is None else part.dtype for part in (t.x, total, t.running_mean, t.running_var, *gradients)]
 
 
-# No activation has a larger derivative, and none but relu a larger second derivative. Also, |act(z)| ≤ |z|: the budget of z then covers
-# the rounding inside the activation.
+# A bound of the derivative of every activation, and of the second derivative of all but relu. The rounding inside an activation
+# needs no budget of its own: |act(z)| ≤ |z|, so the budget of z covers it.
 SLOPE = 1.13
 
 
 def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
-    """How far each part may be from its value: the error of computing it, and half an ulp for rounding it."""
+    """Return the error that each field of `value` may have: that of computing it, plus half an ulp for rounding it."""
     assert dtypes[0] is not None
     scale = computing_error(case, t, dy, value, dtypes[0])
     return Outcome(
@@ -163,9 +170,9 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
 
 
 def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
-    """The budget without the half ulp: the error of computing in the accumulator of x's dtype.
+    """Return the error budget without the half ulp for rounding: the error of computing in the accumulator of `dtype`.
 
-    The error of a sum is the sum of the errors of its terms.
+    `dtype` is that of x in the call. Here, all tensors are float64. The error of a sum is the sum of the errors of its terms.
     """
     spec = calls.spec_of(case)
     axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
@@ -173,7 +180,7 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
     x_hat, dy_, x_ = axes.x(result.y), axes.x(dy), axes.x(t.x)
     mean, rstd = axes.stat(result.mean), axes.stat(result.rstd)
     assert rstd is not None
-    if spec.mix and mean is not None:  # the largest of all means that are mixed
+    if spec.mix and mean is not None:  # use the largest of all means that are mixed
         largest = [m.abs().max().item() for m in (mean, mix.running_mean) if m is not None and m.numel()]
         mean = torch.full_like(mean, max(largest, default=0.0))
     plain = 8 * torch.finfo(accumulator(dtype)).eps
@@ -187,14 +194,14 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
     z_off = eps * arithmetic.affine(arithmetic.affine(size, weight, bias), gain, shift)
     slope, bend = (SLOPE, plain + SLOPE * z_off) if case.activation else (1, torch.zeros_like(z))
     if case.activation == "relu":
-        bend = (z.abs() <= z_off).double()  # rounding decides on which side of zero z is
+        bend = (z.abs() <= z_off).double()  # here rounding decides the sign of z, and with it the slope of relu
     dz, dz_off = slope * dy_.abs(), dy_.abs() * bend
     du, du_off = (arithmetic.affine(d, gain, None) for d in (dz, dz_off))
     wdy = arithmetic.affine(eps * du + du_off, weight, None)
     spread = 0 if given[1] is not None else average(wdy * size, axes.dims)
     dx = rstd * (wdy + spread * size)  # (17)
     dmean_weight = dvar_weight = None
-    x_hat_off = u_back_off = torch.zeros_like(z)  # errors that eps does not cover
+    x_hat_off = u_back_off = torch.zeros_like(z)  # further errors of x_hat and u, if the backward computes them from y
     if spec.from_y:
         y_off = z_off + half_ulp(z, dtype)
         u_back_off, x_hat_off = (_divided(y_off, *factors) for factors in ((gain,), (gain, weight)))  # (36)
@@ -209,7 +216,10 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
         dx = dx + plain * (DSUM * dy_).abs()
 
     def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
-        """The error of a running statistic, which was updated by a moment of the batch."""
+        """Return the error of a running statistic: `stat` before the call, `now` after it.
+
+        `moment` holds the error that each element of x adds to the batch's statistic.
+        """
         if stat is None or now is None or not t.x.numel():
             return None if stat is None else torch.zeros_like(stat)
         over = average(moment, axes.dims).reshape(axes.kept_shape).expand(axes.kept_shape)
@@ -235,9 +245,9 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
 
 
 def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: OptionalOperands, wdy: Tensor, size: Tensor):
-    """The errors of dx and of the logits of a SwitchableNorm.
+    """Return the errors of dx and of the gradients of mean_weight and var_weight, for a SwitchableNorm.
 
-    Its sets share statistics, so these bounds use the largest shared values.
+    Its sets (elements that share one mean and variance) depend on each other, so the bounds use the largest values of all sets.
     """
     means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
     assert means is not None and variances is not None
@@ -254,21 +264,21 @@ def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: Option
 
 
 def _divided(off: Tensor, *factors: Tensor | None) -> Tensor:
-    """An error after a division by these factors."""
+    """Return `off` divided by all factors that are not None: the error of a quotient."""
     for factor in factors:
         off = off if factor is None else off / factor
     return off
 
 
 def half_ulp(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Half the distance between x and the next number of `dtype`."""
+    """Return half an ulp: half the distance from |x| to the next larger number of `dtype`."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(x)
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent - 1).clamp_min(info.smallest_normal * info.eps / 2)
 
 
 class Worst(NamedTuple):
-    """The largest error of each part of an Outcome, as a fraction of the allowed error; None if not computed."""
+    """The largest error of each field of an Outcome, as a fraction of the allowed error. None if the field is None."""
 
     parts: tuple[float | None, ...]
 
@@ -282,7 +292,10 @@ class Worst(NamedTuple):
 
 
 def worst(actual: Outcome, value: Outcome, allowed: Outcome) -> Worst:
-    """Errors as fractions of the allowed errors. NaN and infinity must be where the oracle has them."""
+    """Return the largest error of each field of `actual`, as a fraction of the allowed error.
+
+    NaN and infinity must be in the same places as in `value`; otherwise the fraction is huge.
+    """
     return Worst(tuple(None if a is None else error_ratio(a, v, b) for a, v, b in zip(actual, value, allowed)))
 
 
@@ -294,7 +307,7 @@ def error_ratio(actual: Tensor, value: Tensor | None, allowed: Tensor | None) ->
         return 0.0
     value = value.cpu()
     rounded = value.to(actual.dtype).double()
-    value = torch.where(rounded.isinf(), rounded, value)  # infinity is right if the value is out of the dtype's range
+    value = torch.where(rounded.isinf(), rounded, value)  # expect infinity where the exact value is too large for the dtype
     actual = actual.to("cpu", torch.float64)
     same = (actual == value) | (actual.isnan() & value.isnan())
     return torch.where(same, 0.0, (actual - value).abs() / allowed.cpu()).nan_to_num(nan=torch.inf).max().item()

@@ -1,4 +1,4 @@
-"""The tensors of a case: its operands and dy, in every memory layout."""
+"""Makes the tensors of a case, in every memory layout: its operands, and dy, the incoming gradient of y."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ class Operands(NamedTuple):
     var_weight: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> Operands:
-        """Copies with the same values in another dtype, outside any graph."""
+        """Return copies in another dtype, detached from the autograd graph."""
         x, *rest = (None if t is None else t.detach().to(dtype, copy=True) for t in self)
         assert x is not None
         return Operands(x, *rest)
 
 
 def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0, on_device: bool = False) -> Operands:
-    """The tensors of a case. The same seed gives the same values on every device.
+    """Return the operands of a case. The same seed gives the same values on every device.
 
-    With `on_device`, x and residual are normal and drawn on the device, which is faster for large cases.
+    With `on_device`, x and residual are drawn on the device from a normal distribution, whatever `case.init` is. This is
+    faster for large cases, but their values depend on the device.
     """
     generator = torch.Generator().manual_seed(seed + zlib.crc32(case.name.encode()))
     device_generator = torch.Generator(device).manual_seed(generator.initial_seed())
     mixes = case.op == "switchable_norm"
     param_dtype = accumulator(dtype) if case.wide else dtype
-    spread = 0.5 if case.save == "x" else 0.2  # save="y" divides by weight and 1 + scale: keep both away from zero
+    # With save="y" the backward divides by weight and by 1 + scale, so keep both away from zero.
+    spread = 0.5 if case.save == "x" else 0.2
 
     def param(wanted: bool, around: float, size: float, shape: tuple[int, ...] = case.param_shape) -> Tensor | None:
         if not wanted:
@@ -49,7 +51,7 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
         return (around + size * torch.randn(shape, generator=generator)).to(param_dtype).to(device)
 
     def normal() -> Tensor:
-        if on_device:  # drawing 10⁹ elements in float64 on the CPU takes a minute
+        if on_device:  # on a CPU, drawing 10⁹ elements in float64 takes about a minute
             return torch.randn(case.shape, generator=device_generator, dtype=dtype, device=device)
         return torch.randn(case.shape, generator=generator, dtype=torch.float64)
 
@@ -73,9 +75,9 @@ def make(case: Case, dtype: torch.dtype = torch.float32, device: str = "cpu", se
 
 
 def make_dy(operands: Operands, seed: int = 0, on_device: bool = False) -> Tensor:
-    """A gradient of y, in x's dtype and on its device.
+    """Return a random gradient of y, with the dtype and the device of x.
 
-    With `on_device`, it is drawn on the device and has the strides of y.
+    With `on_device`, the gradient is drawn on the device and has the strides of y; otherwise it is contiguous.
     """
     if on_device:
         return torch.empty_like(operands.x).normal_(generator=torch.Generator(operands.x.device).manual_seed(seed + 1))
@@ -105,20 +107,23 @@ def _values(case: Case, generator: torch.Generator) -> Tensor:
 
 
 def lay_out(x: Tensor, layout: str, device: str = "cpu") -> Tensor:
-    """The values of a contiguous x in another memory layout."""
+    """Return the values of a contiguous x in another memory layout, on `device`.
+
+    "expanded" keeps the values of the first sample only.
+    """
     x = x.to(device)
     match layout:
         case "channels_last":
             return x.movedim(1, -1).contiguous().movedim(-1, 1)
-        case "strided":  # every other element of the last dimension
+        case "strided":  # every other element of a last dimension that is twice as long; NaN between them
             return torch.stack((x, torch.full_like(x, torch.nan)), -1).flatten(-2)[..., ::2]
         case "transposed":  # the first two dimensions swapped in memory
             return x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 1 else x
         case "reversed":  # all dimensions in the opposite order in memory
             return x.permute(*range(x.dim() - 1, -1, -1)).contiguous().permute(*range(x.dim() - 1, -1, -1))
-        case "sliced":  # the middle third of a wider last dimension
+        case "sliced":  # the middle third of a last dimension that is three times as long; NaN around it
             edge = torch.full_like(x, torch.nan)
             return torch.cat((edge, x, edge), -1)[..., x.shape[-1] : 2 * x.shape[-1]]
-        case "expanded":  # the first dimension repeated without memory
+        case "expanded":  # the first sample in the place of every sample, with stride 0
             return x[:1].expand(x.shape)
     return x

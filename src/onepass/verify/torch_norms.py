@@ -1,6 +1,6 @@
-"""The norms and their extras in torch's own operations, one after the other.
+"""The norms, modulation and activation in torch's own operations, one after the other.
 
-They are the second oracle, and what users write without onepass.
+They are the second oracle of oracle.py, and what users write without onepass.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """torch's group_norm. If only the bias is given, it gets a weight of ones.
+    """Call torch's group_norm. If there is a bias but no weight, pass a weight of ones.
 
-    torch 2.13 cannot compute the gradient of a bias without a weight: "tensor does not have a device".
+    Without the weight, torch 2.13 cannot compute the gradient of the bias. It raises "tensor does not have a device".
     """
     return F.group_norm(x, groups, torch.ones_like(bias) if weight is None and bias is not None else weight, bias, eps)
 
@@ -37,7 +37,7 @@ def switchable_norm(
     eps: float,
     using_bn: bool,
 ) -> Tensor:
-    """Luo et al. 2018, (3)-(5): compute the statistics of each norm over its own elements, then mix them."""
+    """Compute SwitchableNorm by equations (3)-(5) of Luo et al. 2018: mix the statistics of several norms."""
     positions = tuple(range(2, x.dim()))
     sets = {"instance": positions, "layer": (1, *positions), "batch": (0, *positions)}
     names = [name for name in sets if (name != "instance" or positions) and (name != "batch" or using_bn)]
@@ -60,14 +60,14 @@ def switchable_norm(
 
 
 def per_element(param: Tensor, granularity: str, normalized_shape: Sequence[int]) -> Tensor:
-    """Expand one parameter per channel, or a single parameter, to one per element."""
+    """Expand a parameter with one value per channel, or a single value, to one value per element."""
     if granularity == "element":
         return param
     return param.reshape(-1, *(1 for _ in normalized_shape[1:])).expand(*normalized_shape)
 
 
 def modulate_and_activate(u: Tensor, scale: Tensor | None, shift: Tensor | None, channel_dim: int, activation: str) -> Tensor:
-    """Scale and shift per sample and channel, then apply the activation."""
+    """Return act(u·(1 + scale) + shift). Scale and shift have one value per sample and channel."""
     shape = [n if dim in (0, channel_dim) else 1 for dim, n in enumerate(u.shape)]
     if scale is not None:
         u = u * (1 + scale.reshape(shape))
