@@ -13,6 +13,7 @@ import sys
 import time
 
 from .program import draw
+from .raw_ops import is_raw
 from .run import run
 
 
@@ -29,11 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     failed, started = 0, time.perf_counter()
     for index in indices:
         if options.loud:
-            print(index, "raw" if index % 10 == 9 else draw(options.seed, index).name, flush=True)
+            print(index, "raw" if is_raw(index) else draw(options.seed, index).name, flush=True)
         wrong = run(options.seed, index, options.device)
         if wrong:
             failed += 1
-            print(f"{index} {'raw' if index % 10 == 9 else draw(options.seed, index).name}: {wrong}", flush=True)
+            print(f"{index} {'raw' if is_raw(index) else draw(options.seed, index).name}: {wrong}", flush=True)
         if (index + 1) % 1000 == 0:
             print(f"{index + 1}: {failed} failed, {time.perf_counter() - started:.0f} s", file=sys.stderr)
     print(f"{len(indices)} programs, seed {options.seed}: {failed} failed, {time.perf_counter() - started:.0f} s")

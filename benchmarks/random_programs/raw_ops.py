@@ -12,6 +12,11 @@ from onepass.core import norms
 RAW = ("residual", "scale", "shift", "weight", "bias", "mean", "var", "dy", "dsum", "rstd")
 
 
+def is_raw(index: int) -> bool:
+    """Return whether the program with this number calls the registered ops directly: every tenth does."""
+    return index % 10 == 9
+
+
 def raw(seed: int, index: int, device: str = "cpu") -> str:
     """Call an op with one operand of a wrong size. Return "" if the op raises, and a complaint if it does not."""
     rng = Random(f"raw {seed} {index}")

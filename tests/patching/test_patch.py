@@ -309,6 +309,22 @@ SEQUENCES = {
 }  # fmt: skip
 
 
+def test_a_norm_that_reads_a_list_inside_a_tuple():
+    class Norm(nn.LayerNorm):
+        def __init__(self):
+            super().__init__(24)
+            self.options = ([True],)
+
+        def forward(self, x):
+            return super().forward(x) if self.options[0][0] else x
+
+    model, x = nn.Sequential(Norm()), torch.randn(2, 24)
+    onepass.patch(model)
+    torch.testing.assert_close(model(x), nn.functional.layer_norm(x, (24,)))
+    model[0].options[0][0] = False
+    assert torch.equal(model(x), x)
+
+
 def test_arguments_of_an_activation_may_change():
     model, x = nn.Sequential(nn.GroupNorm(4, 24), nn.GELU()), torch.randn(2, 24, 5, 3)
     assert onepass.patch(model).counts["fused"] == 1

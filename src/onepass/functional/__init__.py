@@ -9,7 +9,7 @@ Every norm except layer_norm_out takes these options in addition to torch's argu
 - `modulate=(scale, shift)`: multiply the normalized output, after weight and bias, by 1 + scale, and add shift. Scale and
   shift have the shape (N, C): one value per sample and channel. Either can be None.
 
-The functions whose names do not begin with add_ also take
+All functions but add_* and layer_norm_out also take
 
 - `return_stats=True`: return `Stats(output, mean, rstd)` instead of the output. Mean and rstd are float32, or float64
   for a float64 input, and no gradient flows through them.

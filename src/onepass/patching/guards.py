@@ -40,13 +40,19 @@ COMMON_ATTRIBUTES = frozenset((*vars(nn.Module()), "training"))  # attributes th
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a number, a string and the like, or a collection of fewer than 100 such values."""
-    if isinstance(value, (list, tuple, set, frozenset, dict)):
+    if isinstance(value, tuple):
+        copied = tuple(map(snapshot, value))
+        return value if all(a is b for a, b in zip(copied, value)) else ("tuple", *copied)
+    if isinstance(value, (list, set, frozenset, dict)):
         return len(value) < 100 and all(map(is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
     return isinstance(value, _PLAIN_TYPES)
 
 
 def snapshot(value: Any) -> Any:
     """Return a hashable copy of a plain value."""
+    if isinstance(value, tuple):
+        copied = tuple(map(snapshot, value))
+        return value if all(a is b for a, b in zip(copied, value)) else ("tuple", *copied)
     if isinstance(value, (list, set, frozenset, dict)):
         return type(value).__name__, *((key, snapshot(value[key])) if isinstance(value, dict) else snapshot(key) for key in value)
     return (slice, value.start, value.stop, value.step) if isinstance(value, slice) else value
