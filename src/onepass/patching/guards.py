@@ -40,10 +40,7 @@ COMMON_ATTRIBUTES = frozenset((*vars(nn.Module()), "training"))  # attributes th
 
 def is_plain(value: Any) -> bool:
     """Return whether a value is a number, a string and the like, or a collection of fewer than 100 such values."""
-    if isinstance(value, tuple):
-        copied = tuple(map(snapshot, value))
-        return value if all(a is b for a, b in zip(copied, value)) else ("tuple", *copied)
-    if isinstance(value, (list, set, frozenset, dict)):
+    if isinstance(value, (list, tuple, set, frozenset, dict)):
         return len(value) < 100 and all(map(is_plain, [*value, *value.values()] if isinstance(value, dict) else value))
     return isinstance(value, _PLAIN_TYPES)
 
