@@ -1,7 +1,7 @@
 """The picture of `onepass demo`: which elements each norm averages over.
 
-It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Which elements are blue follows from the view that the
-kernels use: memory as x[outer, reps, sets, run], where elements share one mean and variance along reps and run.
+It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Blue elements share one mean and
+variance. They are found from the kernels' view of memory, x[outer, reps, sets, run]: a set extends along reps and run.
 """
 
 from __future__ import annotations

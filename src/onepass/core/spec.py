@@ -38,8 +38,8 @@ class NormSpec:
     weight and bias, and `modulated` the axes that index scale and shift. `sizes` gives the sizes of factors such as g, which the
     shape of x alone does not tell.
 
-    `mix`, if not empty, makes the statistics a weighted mean of the statistics of several norms. It has one entry per norm,
-    separated by commas: the kept axes along which that norm merges the sets, or "-" for none.
+    `mix`, if not empty, averages the statistics of several norms, with weights. For each norm it lists, separated by commas,
+    the kept axes that this norm reduces, too, or "-" for none. SwitchableNorm has "-, c, n".
 
     Example: GroupNorm with 32 groups is `NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 32),))`.
     """

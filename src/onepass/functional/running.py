@@ -66,9 +66,9 @@ def instance_norm(
             assert result.mean is not None
             update_running(running_mean, running_var, result.mean.mean(0), unbiased(result.var, input).mean(0), momentum)
 
-    # Checkpointing stops its recomputation at the last saved tensor, so it skips an update that comes later. torch's
-    # instance_norm updates after it has saved its tensors, so do the same. In torch, an activation or a modulation saves
-    # further tensors after the update. So with these, update before tensors are saved.
+    # Update when torch does. Checkpointing recomputes only up to the last saved tensor, so an update after it runs once,
+    # and one before it runs twice. torch's instance_norm updates after it has saved its tensors, but an activation or a
+    # modulation then saves more. So with these, update before tensors are saved.
     early = update if track and (activation is not None or modulate is not None) else None
     keywords: dict[str, Any] = {"running": running, "track": track, "update": early}
     result = normalize_with_extras(define_instance_norm, args, input, weight, bias, extras, **keywords)

@@ -160,7 +160,7 @@ class _RunningStatsNorm(_SwappedNorm):
 
 
 class _FunctionalNorm(_SwappedNorm):
-    """All other patched norms. They get parameters and eps as the recipe says, and call a function of `onepass.functional`."""
+    """A patched norm without running statistics. It finds parameters and eps by the recipe, and calls `onepass.functional`."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         recipe, look_up = self._recipe, self._recipe.look_up

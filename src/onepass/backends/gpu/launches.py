@@ -197,9 +197,9 @@ def block_and_remainder(n: int) -> tuple[int, int]:
 
 
 def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
-    """Return how many blocks of `elements` elements, with their parameters, may be in flight: at most `wanted`.
+    """Return the number of blocks in flight, at most `wanted`. All but one must fit in shared memory, with parameters.
 
-    1 means that blocks are loaded straight to registers, not by way of shared memory.
+    A block has `elements` elements. If only one is in flight, it is loaded straight to registers.
     """
     if not device.prefetches:
         return 1

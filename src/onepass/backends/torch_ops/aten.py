@@ -122,7 +122,7 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
     """Return a launcher that calls torch's function on x as it is.
 
-    Return None if x needs another shape or strides, or if a parameter or y needs a step that torch's function does not have.
+    Return None if x needs another shape or strides, or for a weight offset, modulation or activation, which torch lacks.
     """
     kernel, spec = KERNELS[variant(problem)](problem), problem.spec
     plain = spec.params and not spec.weight_offset and not problem.has_post_affine

@@ -33,8 +33,8 @@ RESIDENT_THREADS = 256  # threads of a program that keeps its rows in registers.
 # 19.3 us with 128.
 RESIDENT_WIDTH = 64
 
-# A team that reads its rows twice takes about this many times as long as `tile_reread`, whose many small programs hide
-# latencies better. This fits 32 of 34 shapes, measured on an H200, 2026-11-16.
+# If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of
+# `tile_reread` hide latencies better. With it the choice was right for 32 of 34 shapes (H200, 2026-11-16).
 REREAD = 2.0
 
 FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
