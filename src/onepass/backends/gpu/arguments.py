@@ -23,7 +23,7 @@ LARGEST_INT32 = 2**31
 def forward_pointers(
     problem: NormProblem, options: ForwardOptions, reduce: bool = True, apply: bool = True
 ) -> tuple[Tensors, Affine, Statistics]:
-    """Return the operands of a forward launch, as dtypes. An operand that the launch does not have is None.
+    """Return the dtype of each operand of a forward launch, or None for an operand that the launch does not have.
 
     With `reduce`, the launch computes statistics. With `apply`, it computes y.
     """
@@ -40,7 +40,7 @@ def forward_pointers(
 
 
 def norm_of(problem: NormProblem, axes: tuple[int, int]) -> Norm:
-    """Return the Norm of a problem. `axes` has the axes on which weight and bias depend, and those of scale and shift."""
+    """Return the Norm of a problem. `axes` is two masks: the axes along which weight and bias vary, and scale and shift."""
     spec = problem.spec
     return Norm(*axes, float(spec.weight_offset), spec.centered, spec.activation)
 
@@ -50,7 +50,7 @@ def forward_norm(problem: NormProblem, w: Walk) -> Norm:
 
 
 def view_of(w: Walk, dense: bool = False) -> View:
-    """Return sizes and strides. With `dense`, columns are contiguous: the kernel does not use the strides of s, which are 0."""
+    """Return the sizes and strides of x and y. With `dense`, the strides of s are 0, because the kernel does not use them."""
     x_s, y_s = (0, 0) if dense else (w.x[2], w.y[2])
     return View(w.reps, w.sets, w.run, *w.x[:2], x_s, *w.y[:2], y_s)
 
@@ -65,7 +65,7 @@ def _map(p: ProblemMap, w: Walk) -> tuple[int, ...]:
 
 
 def needs_wide_programs(w: Walk, programs: int, block_i: int) -> bool:
-    """Return whether the number of a program, or an index computed from it, may reach 2³¹ (with a margin)."""
+    """Return whether programs need 64-bit numbers: whether a number, or an index computed from it, may reach 2³⁰."""
     return max(programs * block_i, w.total, w.reps, w.run, w.columns) >= 2**30
 
 

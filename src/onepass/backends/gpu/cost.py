@@ -26,23 +26,24 @@ BANDWIDTH = 3e6  # bytes per microsecond
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 FULL_RATE_WIDTH = max(RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
-# The wait until all members of a team have stored their moments. Wait and merge take 1.8 us for four members: 2x1280x32x32
-# against 8x1280x16x16, by `whole_set`, on an H200, 2026-11-16.
+# The wait until all members of a team have stored their moments. On an H200, 2026-11-16, `whole_set` takes 1.8 us longer for
+# 2x1280x32x32, where teams of four wait and merge, than for 8x1280x16x16, where no team is needed.
 BARRIER = 2.0
-MERGE = 0.7  # to merge 128 parts, which are read at a time. A part is the moments of one set in one member
-# From two trials on an H200, 2026-11-15: with x kept in registers, and with x read twice.
-STALL = 8.0  # the wait until the loads of a team's next unit arrive, if its members wait for each other
-REFILL = 3.0  # the same wait for a program that waits for no other program; assumed, not measured
+MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moments that one member has of one set
+# STALL is from two trials on an H200, 2026-11-15: one with x kept in registers, one with x read twice.
+STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members
+REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 
-FEW_PROGRAMS = 1.1  # if other multiprocessors are idle, one reads this many times as fast as its share of the bandwidth
+FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 
 
 def traffic_cost(
     problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool, launches: Launches, walks: tuple[str, ...]
 ) -> float:
-    """Return the cost of moving bytes, in microseconds; with `batch_invariant`, for a fixed number of bytes.
+    """Return the modelled time of the launches, in microseconds, from the bytes that they move.
 
-    Each launch reads x (in a backward, x and dy) in whole cache lines. One tensor is written.
+    x (in a backward, x and dy) is read in whole cache lines, and one tensor is written. With `batch_invariant`, the size of
+    x in the model is fixed.
     """
     if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
@@ -58,9 +59,9 @@ def traffic_cost(
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
-    """Return how long a team waits, in microseconds: for its members, and between rounds.
+    """Return how long a team waits, in microseconds: for the moments of its members, and for loads between rounds.
 
-    In each round, a team takes one unit of `sets` sets, a power of two.
+    In each round, a team takes one unit of work: `sets` sets, a power of two.
     """
     if launch.members == 1:
         return (rounds - 1) * REFILL
@@ -68,7 +69,7 @@ def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
 
 
 def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: int) -> float:
-    """Return the time of reading and writing everything once. `busiest` is the number of elements of the busiest program."""
+    """Return the microseconds to read x (and residual) and write y (and sum). The busiest program has `busiest` elements."""
     w = launch.walk
     elements = w.total * w.reps * w.run
     over_share = busiest * device.sms / elements

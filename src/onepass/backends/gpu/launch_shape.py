@@ -17,12 +17,12 @@ class LaunchShape(NamedTuple):
     block_j: int
     warps: int  # warps of a program, of 32 threads each
     programs: int  # programs for each multiprocessor
-    stages: int  # blocks whose loads are in flight at a time
+    stages: int  # blocks that are loaded or worked on at the same time
 
     def on(self, device: Device, nbytes: int) -> LaunchShape:
-        """Return the shape for a device, with as many stages as fit.
+        """Return the shape for a device: with fewer stages, if its shared memory is too small for all.
 
-        A stage is a block in flight, of `nbytes` bytes. The stages of up to four programs must fit in shared memory.
+        A stage takes `nbytes` bytes. Shared memory must hold the stages of all programs, of which at most four are counted.
         A device that does not prefetch gets one stage and four times the threads, so that each thread keeps less.
         """
         if not device.prefetches:

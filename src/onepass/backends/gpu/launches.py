@@ -4,8 +4,9 @@ A launch consists of plain numbers, so it can be tested, and compiled for a GPU 
 family are in its launch.py, its choice of numbers in its schedule.py. The numbers were tuned on an H200;
 docs/measured.md has the measurements.
 
-Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance; moments are its mean and
-M2. A team is a group of programs, its members, that run at the same time and share a unit of work: one or more sets.
+Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. Its moments are its mean
+and its M2, the sum of (x - mean)². A team is a group of programs, its members, that run at the same time and share a unit
+of work: one or more sets.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class Launch(ABC):
 
     @property
     def what(self) -> str:
-        """What the launch does, in a few words."""
+        """What the launch does, such as "reduce and apply"."""
         return ""
 
     @property
     def shape(self) -> str:
-        """What a program works on, in a few words."""
+        """What a program works on, such as "blocks of 32 x 64"."""
         return f"blocks of {self.block_i} x {self.block_j}"
 
     def __str__(self) -> str:
@@ -66,11 +67,11 @@ class ChainedLaunch(Launch):
 
 
 class ForwardOptions(NamedTuple):
-    """What a call of a forward asks of the launches."""
+    """The options of a forward, which all its launches get."""
 
     statistics: bool = True  # store mean, rstd and var
     residual: bool = False  # add the residual, if the problem has one
-    stress: str | None = None  # what a stress test of `ring` changes: see ring/stress.py
+    stress: str | None = None  # what a stress test of the family `ring` delays: see ring/stress.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class ForwardLaunch(Launch):
 
     @property
     def reads_statistics(self) -> bool:
-        """Whether the launch applies statistics that were given, or that a previous launch computed."""
+        """Whether the launch reads the statistics, which were given or computed by a previous launch."""
         return False
 
     @property
@@ -171,7 +172,7 @@ def fastest(
     candidates: Callable[[NormProblem, Walk, Device], Iterable[Shared]],
     time: Callable[[NormProblem, Shared, Device], float],
 ) -> tuple[Shared, ...]:
-    """Return a tuple with one launch: the candidate that takes the least time.
+    """Return a tuple with one launch: the candidate with the least modelled time.
 
     With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
     """
@@ -182,14 +183,14 @@ def fastest(
 
 
 def team_programs(units: int, members: int, device: Device, programs_per_sm: int = 1) -> int:
-    """Return the number of programs: of one team for each unit, but at most as many teams as can run at the same time."""
+    """Return how many programs to launch: a team for each unit of work, but no more teams than can run at the same time."""
     return max(min(units, device.sms * programs_per_sm // members), 1) * members
 
 
 def block_and_remainder(n: int) -> tuple[int, int]:
-    """Return the sizes of two blocks that together hold n elements. Each is a power of two.
+    """Return the sizes of two blocks that together hold n elements, each a power of two: (1024, 128) for n = 1152.
 
-    The second is 0 unless n is above 64 and two blocks save at least a quarter of a single one.
+    The second size is 0 if n is at most 64, or if two blocks save less than a quarter of a single block.
     """
     whole = power_of_two(n)
     remainder = power_of_two(n - whole // 2)
@@ -197,9 +198,10 @@ def block_and_remainder(n: int) -> tuple[int, int]:
 
 
 def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
-    """Return the number of blocks in flight, at most `wanted`. All but one must fit in shared memory, with parameters.
+    """Return the number of stages of a loop over blocks: `wanted`, or fewer if shared memory is too small.
 
-    A block has `elements` elements. If only one is in flight, it is loaded straight to registers.
+    The loop works on one block of `elements` elements, and loads the next ones, with their parameters, to shared memory.
+    1 means that blocks are loaded straight to registers.
     """
     if not device.prefetches:
         return 1
@@ -209,12 +211,12 @@ def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted:
 
 
 def warps_for(threads: int, device: Device) -> int:
-    """Return the number of warps for `threads` threads, but at most 1024 threads, rounded down to a power of two."""
+    """Return how many warps `threads` threads fill, rounded down to a power of two. More threads than 1024 count as 1024."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)
 
 
 def chained(device: Device, launches: Sequence[Chained]) -> tuple[Chained, ...]:
-    """Return the launches, linked by PDL if the device has it: each may start before the previous one ends."""
+    """Return the launches. Each may start before the previous one ends, if the device has programmatic dependent launch."""
     if not device.chains:
         return tuple(launches)
     last = len(launches) - 1

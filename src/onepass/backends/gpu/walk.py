@@ -1,4 +1,4 @@
-"""Walks: in which order a kernel reads the memory of a problem, and how well it uses what it reads.
+"""Walks: in which order a kernel reads the memory of a problem, and which fraction of the bytes read it uses.
 
 Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. It consists of `reps`
 runs, one for each r. A run is `run` contiguous elements. A column is one s and t.
@@ -39,7 +39,7 @@ class Walk:
 
     @property
     def dense(self) -> bool:
-        """Whether the columns of each o are contiguous in x and y."""
+        """Whether the columns (s, t) of each o are contiguous in x and y."""
         return self.sets == 1 or self.x[2] == self.y[2] == self.run
 
 
@@ -65,7 +65,7 @@ def _cut(p: ParamMap, run: int) -> ParamMap:
 
 
 def used_fraction(problem: NormProblem, way: str) -> float:
-    """Return the fraction of the bytes read by a walk that the walk uses. Memory is read in lines of 128 bytes."""
+    """Return which fraction of the bytes read is used, if memory is read by the walk `way` in lines of 128 bytes."""
     assert problem.x is not None
     w = walk(problem)
     line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]
@@ -83,7 +83,7 @@ def axis_mask(p: ParamMap, w: Walk) -> int:
 
 
 def needs_division(problem: NormProblem) -> bool:
-    """Return whether each element of a long run must find its parameter by a division."""
+    """Return whether runs have over 1024 elements, and each element finds its parameter by a division."""
     p, m = problem.param, problem.modulation
     if problem.x is None or problem.x.run <= 1024:
         return False

@@ -28,7 +28,7 @@ def scale_and_shift(
     factor, term, weight_ptr, bias_ptr, index_map, place,
     OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
 ):  # fmt: skip
-    """Return factor and term of the function x -> (x·factor + term)·(OFFSET + weight) + bias. Missing parameters are skipped."""
+    """Fold z·(OFFSET + weight) + bias into z = x·factor + term. Return the new factor and term. Skip missing parameters."""
     if weight_ptr is not None:
         weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J) + OFFSET
         factor = factor * weight
@@ -40,7 +40,7 @@ def scale_and_shift(
 
 @triton.jit
 def parameter(ptr, index_map, place, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr):
-    """Load the parameter of each element of a block, by (1).
+    """Load the parameter of each element of a block, by equation (1).
 
     AXES is the mask of the axes on which the parameter depends. If these vary along I and J, the result has the shape
     [I, J]; along one of them, [I, 1] or [1, J]; along none, it is a scalar.

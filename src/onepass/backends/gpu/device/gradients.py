@@ -65,7 +65,7 @@ def load_sums(values, set_, here, count):
 
 @triton.jit
 def store_gradient(io, at, mask, wdy, x_hat, rstd, c1, c2):
-    """Store dx, plus dsum if there is one. Do nothing if dx is not needed.
+    """Store dx, or dx + dsum if there is a dsum, the gradient of x + residual. Do nothing if dx is not needed.
 
     dx is (8), or (9) if c2 is None: then the statistics were given, and x_hat is not used.
     """

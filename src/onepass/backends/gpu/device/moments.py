@@ -40,7 +40,10 @@ def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
 
 @triton.jit
 def lanes(start, end, BLOCK: tl.constexpr):
-    """Return how many indices each of BLOCK lanes has, if the lanes take the indices from start to end in turn."""
+    """Return how many indices each of BLOCK lanes has, if the lanes take the indices from start to end in turn.
+
+    Example: `lanes(0, 5, 4)` is [2, 1, 1, 1].
+    """
     return tl.maximum((end - start - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK, 0).to(tl.float32)
 
 

@@ -25,13 +25,13 @@ _capturing = torch.cuda.is_current_stream_capturing
 class Counters:
     """The counters of all kernels that follow one protocol: FLIP of gpu/launches.py, or RESET of ring/launch.py.
 
-    Before a kernel exits, its counters are ready for the next launch.
+    A kernel leaves its counters ready for the next launch.
     """
 
     def __init__(self) -> None:
         self._eager: dict[Stream, Tensor] = {}  # the counters of each stream
-        self._kept: list[Tensor] = []  # all that were ever in `_eager`: a launch may still use one that was replaced
-        self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool, in a list that one thread can pop
+        self._kept: list[Tensor] = []  # all counters that were ever in `_eager`: a launch may still use replaced ones
+        self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool: one Tensor, which one thread pops
 
     def take(self, stream: Stream, n: int) -> Tensor:
         """Return at least n counters for a launch on `stream`, which must be the current stream."""
@@ -46,7 +46,7 @@ class Counters:
         return found
 
     def _make_pool(self, device: int) -> None:
-        """Make the device's pool of zeros, if there is none, outside any capture. So a captured launch needs no memset."""
+        """Make the device's pool of counters, all 0, if it has none: outside any capture, so no graph repeats the memset."""
         if device not in self._pools:
             self._pools.setdefault(device, [_apart(device, _POOL)])
 

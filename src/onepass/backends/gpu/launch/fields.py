@@ -26,11 +26,11 @@ POINTER = Kind(pointer=True)
 REAL = Kind(real=True)
 COUNT = Kind()
 
-Pointer = Annotated[Any, POINTER]  # None, which is compiled in, if there is no such operand
+Pointer = Annotated[Any, POINTER]  # a missing operand is None, which is compiled in
 Real = Annotated[float, REAL]
 Count = Annotated[int, COUNT]
 Length = Annotated[int, Kind(divisor=True)]  # the divisor decides how wide loads are
-Index = Annotated[int, Kind(zero_or_one=True)]  # with 0 and 1, most index arithmetic disappears
+Index = Annotated[int, Kind(zero_or_one=True)]  # if it is 0 or 1, most arithmetic with it is compiled away
 Stride = Annotated[int, Kind(zero_or_one=True, divisor=True)]
 
 

@@ -13,11 +13,11 @@ import torch
 from .descriptor import Descriptor
 from .fields import CONSTANT, COUNT, POINTER, REAL, Kind, Wide, kinds
 
-ALIGNMENT = 16  # the largest divisor that the compiler uses. For an address it is in bytes: the width of a vector load
+ALIGNMENT = 16  # the largest divisor of a number or address that the compiler uses. A vector load is 16 bytes wide
 
 TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
-Path = tuple[int, ...]  # where a leaf is: the number of the argument, of its field, of the field's field
+Path = tuple[int, ...]  # where a leaf (a single value) is: (7, 1) is field 1 of argument 7, counted from 0
 
 
 class PointerLeaf(NamedTuple):
@@ -27,7 +27,7 @@ class PointerLeaf(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The leaves of a kernel's arguments. `numbers` are the values that every launch passes after the pointers."""
+    """The leaves (single values) of a kernel's arguments. `numbers` are those that every launch passes after the pointers."""
 
     types: tuple[tuple[str, Any], ...]  # for each argument, its type or a NamedTuple of types
     constants: tuple[tuple[Path, Any], ...]

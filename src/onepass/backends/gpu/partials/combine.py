@@ -22,7 +22,7 @@ from onepass.core.problem import NormProblem
 class Split(NamedTuple):
     """How a set is cut into parts_r x parts_t parts. A part has chunk_r runs, and chunk_t elements of each run.
 
-    Where a field says so, chunk_t counts blocks instead of elements.
+    In launches where a comment says so, chunk_t counts blocks instead of elements.
     """
 
     parts_r: int = 1
@@ -65,7 +65,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
     """A launch of `combine`: each program merges the parts of one set, block_i x block_j parts at a time."""
 
     name: ClassVar[str] = "combine"
-    split: Split  # chunk_r counts runs, chunk_t counts elements
+    split: Split  # how sets are cut into parts: chunk_r counts runs, chunk_t counts elements
 
     @property
     def what(self) -> str:
@@ -92,7 +92,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
 
 
 def combine_launch(w: Walk, split: Split, device: Device) -> CombineLaunch:
-    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # parts merged at a time; only two sizes, because each is compiled
+    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # parts merged at a time: two sizes only, as each is compiled
     block_j = min(power_of_two(split.parts_t), size)
     warps = warps_for(size // 8, device)
     return CombineLaunch(walk=w, programs=w.total, warps=warps, block_i=size // block_j, block_j=block_j, split=split)

@@ -25,12 +25,12 @@ PARAMETERS = ("weight", "bias", "scale", "shift")
 
 
 class BackwardOptions(NamedTuple):
-    """What one call of a backward asks of each launch."""
+    """What one launch of a backward has to compute."""
 
     needs: Needs
     dsum: bool  # x + residual, an output of the forward, has a gradient of its own
     writes_cells: bool = False  # the launch stores partial sums of the gradients of parameters (cells)
-    single_cells: frozenset[str] = frozenset()  # names of parameters with one cell for each element of their gradient
+    single_cells: frozenset[str] = frozenset()  # names of parameters with only one cell for each element of their gradient
 
 
 class SegmentArguments(NamedTuple):

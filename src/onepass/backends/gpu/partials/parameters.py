@@ -15,15 +15,15 @@ from onepass.backends.gpu.walk import Walk, axis_mask
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
 
-Summed = Literal["sets", "param", "modulation"]  # what partial sums are for: c1 and c2, weight and bias, or scale and shift
+Summed = Literal["sets", "param", "modulation"]  # what a sum is for: c1 and c2, weight and bias, or scale and shift
 
 
 @dataclass(frozen=True)
 class Segments:
     """How sets are divided into segments: groups of `members` sets that use the same parameters.
 
-    Of each `every` * `period` consecutive values of o, a segment has `every` consecutive ones, as in a ParamMap. In the
-    tile walk, `members` counts values of o.
+    A segment has `every` consecutive values of o out of each `every` * `period`: with every = 1 and period = 2, one segment
+    has the even o and another the odd o. In the tile walk, `members` counts values of o, not sets.
     """
 
     every: int
@@ -56,10 +56,10 @@ def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[Summed, ParamMap]]:
 
 
 def segments(problem: NormProblem, w: Walk) -> Segments:
-    """Return the largest segments that fit the maps of all parameters.
+    """Return the division of all sets into segments, groups of sets that use the same parameters.
 
-    A segment is a group of sets that use the same parameters. If there are two maps, `every` is the smaller of theirs, and
-    the cycle, `every` * `period`, is the longer.
+    Weight and bias have one ParamMap, scale and shift another. Segments get the smaller `every` of the two, and the larger
+    `every` * `period`.
     """
     cuts = [p for _, p in maps(problem, w) if p.a and p.period > 1]
     every = min((p.every for p in cuts), default=1)

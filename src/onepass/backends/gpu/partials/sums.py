@@ -123,9 +123,9 @@ Step = BackwardLaunch | SumsLaunch
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
-    """Split an axis of cells, and return its factors.
+    """Return the factors of an axis of cells: [(4, 1), (3, 0)] for ("t", 12), if each 3 elements along t share a parameter.
 
-    `p` maps elements to the parameters to sum for. None means sums over sets. A step along "o" is `unit` values of o.
+    `p` gives the parameter of an element. None means sums over sets. A step along "o" is `unit` values of o.
     """
     kind, size = axis
     if p is None:

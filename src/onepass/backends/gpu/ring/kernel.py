@@ -34,7 +34,7 @@ from .launch import RingSplit, RingView
 from .stress import crowded, fenced, late, spare
 
 # PTX code of z/(1 + exp(-z)). The compiler's own code has one more instruction, which changes a sign. While memory
-# delivers an element, there is time for only about thirty.
+# delivers an element, there is time for only about thirty instructions.
 SILU = gl.constexpr("""{
     .reg .f32 t;
     mul.ftz.f32 t, $1, 0fBFB8AA3B;
@@ -172,7 +172,7 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 
 @jit
 def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the moments of each column, tile by tile, for `publish`. Release the blocks that are loaded again later."""
+    """Compute the moments of each column, tile by tile, for `publish`. Release each block that will be loaded again."""
     BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of this member's last block

@@ -50,7 +50,7 @@ class RingMode(NamedTuple):
     parts: int  # members whose moments are combined at a time
     slots: int  # slots of the ring, without those of `back`
     keep: int  # blocks of a unit that stay in the ring, for each member
-    back: int  # slots for the other blocks, which are loaded again; 0 if all stay
+    back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
     ragged: bool  # the last block of rows or of columns is not full
@@ -68,7 +68,7 @@ class RingLaunch(SharedSetLaunch):
     sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
     slots: int  # slots of the ring, without those of `back`
     keep: int  # blocks of a unit that stay in the ring, for each member
-    back: int  # slots for the other blocks, which are loaded again; 0 if all stay
+    back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
 
     @property
     def units(self) -> int:

@@ -119,9 +119,9 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingL
 
 
 def _even(rows: int, most: int) -> int:
-    """Return the size of a team that shares `rows` rows of blocks, at most `most`.
+    """Return the smallest size of a team whose busiest member has no more rows of blocks than in a team of `most` members.
 
-    It is the smallest size at which the busiest member has no more rows than in a team of `most` members.
+    Example: `_even(10, 6)` is 5, because with 5 or 6 members the busiest has 2 of 10 rows.
     """
     return ceil(rows / ceil(rows / most))
 

@@ -1,8 +1,8 @@
 """What a stress test changes in the ring kernel: it delays one hand-over, and may move the fence.
 
 A hand-over is one place where a group of warps waits for another. STRESS is None in production: then no delay is compiled
-in. In a stress test, STRESS is "hand-over/fence": which hand-over is delayed, and where the fence of
-`_load_block` (ring/kernel.py) is. benchmarks/ring_stress.py lists the hand-overs and the places.
+in. In a stress test, STRESS is "hand-over/fence", such as "reduce block/none": which hand-over is delayed, and where the
+fence of `_load_block` (ring/kernel.py) is. benchmarks/ring_stress.py lists the hand-overs and the places.
 
 `late` and `crowded` are called just before the memory access that a hand-over orders. They delay a part of a group, so
 that the other warps run ahead. If nothing orders the access, the results become wrong.
@@ -67,7 +67,7 @@ def fenced(stress: Any, here: Any) -> bool:
 
 @constexpr_function
 def spare(stress: Any) -> int:
-    """Return how many slots follow the ring for the stores of `crowded`: 0 or 1.
+    """Return how many extra slots follow the ring, to which `crowded` stores: 0 or 1.
 
     `crowded` can compute the address of that slot, because the ring begins at the start of shared memory.
     """

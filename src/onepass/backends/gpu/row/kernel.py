@@ -123,8 +123,8 @@ def _part(
                 mean, m2 = update(mean, m2, k, load(io, x_at + (t0 + j), mask, KEEP), mask, norm.centered)
             mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, norm.centered)
         else:
-            # `update` (device/moments.py) takes one element count k for all lanes, so a lane that was masked must stay masked.
-            # All lanes do, because there is only one step along t, or block.i is 1.
+            # `update` (device/moments.py) takes one element count k for all lanes. So a lane that had no element in one step
+            # must have none in later steps. That holds, because there is only one step along t, or block.i is 1.
             for step in range(steps):
                 t = t_start + step * block.j + j
                 for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):

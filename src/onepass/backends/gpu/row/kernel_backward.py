@@ -51,7 +51,7 @@ def _across(
     """Store dx for sets of one segment, block.i sets at a time, and then their partial sums for parameters (cells).
 
     Each set is one run, and all sets of a segment use the same parameters. A resident program reads whole runs and computes
-    c1 and c2 itself. Other programs load c1 and c2.
+    c1 and c2, the sums over each set, itself. Other programs load c1 and c2.
     """
     PARAM_ALONG_RUN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_T
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)

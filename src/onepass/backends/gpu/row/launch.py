@@ -41,7 +41,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
     """A launch of `row_forward`. J goes along a run. I indexes sets of one run each, or the runs of one set."""
 
     name: ClassVar[str] = "row"
-    split: Split = WHOLE  # of a set into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
+    split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
     remainder: int = 0  # if resident: elements of a second block, which holds the rest of a run; 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
     resident: bool = False  # a program keeps whole sets in registers
@@ -54,7 +54,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """The fraction of a block's lanes that count as used: 1.0, because along a run lanes without an element cost little."""
+        """The fraction of a block that counts as used: 1.0, because positions without an element cost little along a run."""
         return 1.0
 
     @property

@@ -37,12 +37,12 @@ class RowBackwardMode(NamedTuple):
 class RowBackwardLaunch(BackwardLaunch):
     """A launch of `row_backward`. J goes along a run. I indexes sets of one run each, or the runs of one set.
 
-    If there are segments, the sets of each are divided into split.parts_r shares, and their runs into split.parts_t blocks.
-    A program works on one block of the runs of one share.
+    If there are segments, groups of sets that use the same parameters, the sets of each are divided into split.parts_r
+    shares, and their runs into split.parts_t blocks. A program works on one block of the runs of one share.
     """
 
     name: ClassVar[str] = "row"
-    split: Split = WHOLE  # of a set into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
+    split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
     remainder: int = 0  # with segments: elements of a second block, which holds the rest of a run; 0 if there is none
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
     """Return a tuple of one launch, whose programs keep whole rows in registers.
 
-    A block has 32 or more rows of up to 256 elements, or one or two longer rows. It has fewer if there are few rows.
+    A block has 32 or more rows of up to 256 elements, or one or two longer rows. It has fewer rows if x has few.
     """
     w = walk(problem)
     block_j, remainder = block_and_remainder(w.run)
@@ -90,7 +90,7 @@ def row_parts(
 ) -> RowLaunch:
     """Return a launch that cuts each set into about `parts` parts, and each part into blocks of at most `size` elements.
 
-    `threads` is for a block of `size` elements. A smaller block gets fewer.
+    A block of `size` elements gets `threads` threads, and a smaller block fewer.
     """
     block_j = min(power_of_two(w.run), size)
     # A block has block_i runs of one set or, if each set is one run, block_i sets.

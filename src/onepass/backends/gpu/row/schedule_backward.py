@@ -135,8 +135,8 @@ def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaun
 def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
     """Return the launches for sets whose parameters do not vary along a run.
 
-    One launch computes the sums over sets, the cells and dx if sets are small, or many and of medium size, or if the
-    statistics were given. Otherwise one launch computes the sums and the cells, and another computes dx.
+    One launch computes the sums over sets, the sums for parameters (cells) and dx, if sets are small, or many and of medium
+    size, or if the statistics were given. Otherwise one launch computes both kinds of sums, and another dx.
     """
     nbytes = block_bytes(problem, 2048)
     if problem.given:

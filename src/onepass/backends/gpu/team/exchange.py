@@ -20,8 +20,8 @@ def merge_members(
 
     Each member has `rows` rows; the last one may have fewer. (14), (15)
     """
-    # Load few parts at a time. With as many as threads, the compiler would use the layout of this load for all code that
-    # follows, and so move the caller's rows of x through shared memory.
+    # Load few parts at a time. With as many parts as threads, the compiler would use the layout of this load for all code
+    # that follows, and so move the caller's rows of x through shared memory.
     BLOCK: tl.constexpr = min(MEMBERS, max(128 // SETS, 1))
     s = first_set + tl.arange(0, SETS)[None, :]
     n, mean, m2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)

@@ -59,7 +59,7 @@ class TeamMode(NamedTuple):
     dense: bool  # columns are contiguous in x and in y
     same_strides: bool  # x and y have the same strides
     int32_offsets: bool  # offsets into x and y fit in 32 bits
-    even: bool  # resident, and all blocks are full: no masks
+    even: bool  # rows stay in registers and all blocks are full, so no masks are needed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,10 +100,10 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamL
 
 
 def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
-    """Return the numbers of sets that a block may have, for the candidates.
+    """Return how many sets a block of a candidate may have: one or two numbers for each of four block widths.
 
-    For each width these are the largest number with which every block begins at a multiple of 16 bytes, and the largest
-    such number that divides the number of all sets. If there is none, as many sets as fit.
+    One is the largest number with which every block begins at a multiple of 16 bytes. The other is the largest such number
+    that divides w.sets, so that all blocks are full. If there is none, it is as many sets as fit.
     """
     found = set()
     for block_j in (32, 64, 128, 256):

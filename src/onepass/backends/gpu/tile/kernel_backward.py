@@ -56,7 +56,7 @@ def _across(
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     PARAM_PER_COLUMN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & (AXIS_S | AXIS_T)
-    blocks = split.blocks  # blocks of columns for each value of o
+    blocks = split.blocks
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     r = part % split.parts_t * block.i + tl.arange(0, block.i)[:, None]
     first = 0
@@ -126,9 +126,9 @@ def _across(
 def _part(
     io, affine, values, cells, count, pid, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
 ):  # fmt: skip
-    """Store the sums of each of block.j columns over one part of the rows, or dx; both if the statistics were given.
+    """Store sums over one part of the rows of block.j columns, or dx, or both if the statistics were given.
 
-    Cells are stored with the sums if parameters do not vary from row to row.
+    The sums are those that give c1 and c2 and, if parameters do not vary from row to row, partial sums for them (cells).
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     i = tl.arange(0, block.i)[:, None]

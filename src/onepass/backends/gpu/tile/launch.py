@@ -76,7 +76,7 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
     @property
     def used_lanes(self) -> float:
-        """The fraction of the lanes of a resident block that hold an element. Empty lanes cost instructions, too."""
+        """The fraction of a resident block's positions that hold an element. Empty positions cost instructions, too."""
         return self.walk.reps * self.walk.run / ((self.block_i + self.remainder) * self.block_run)
 
     @property

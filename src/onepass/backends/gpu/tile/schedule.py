@@ -79,9 +79,9 @@ def tile_size(problem: NormProblem) -> int:
 def tile_parts(
     w: Walk, device: Device, programs: int, width: int, threads: int, stages: int = 1, rows: int = 0, reduce: bool = False
 ) -> TileLaunch:
-    """Return a launch of about `programs` programs for each multiprocessor, or of about `rows` rows for each program.
+    """Return a launch with about `rows` rows for each program; if `rows` is 0, `programs` programs for each multiprocessor.
 
-    `rows` is used if it is not 0. A block has `width` columns and 32 rows, or fewer columns and more rows.
+    A block has `width` columns and 32 rows, or fewer columns and more rows.
     """
     block_j = min(power_of_two(w.columns), width)
     block_i = 32 * width // block_j

@@ -18,18 +18,18 @@ from onepass.core.problem import NormProblem
 
 from .launch import WholeSetLaunch
 
-VECTOR_BYTES = 16  # bytes that a thread loads at a time, at most
+VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
 
 MOST_VECTORS = 20  # the most vectors of a thread. In a team that needs masks it is half as many, because masks take registers
 
-PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements of a thread, to choose from. With more, AMD's compiler spills
+PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements per thread to choose from; with more, AMD's compiler spills
 
 THREADS = 512  # threads of a multiprocessor, in one program or several: it has MAX_REGISTERS registers (launch.py) for each
 
 UNLIMITED = 2**20  # programs on each multiprocessor, if they need not run at the same time
 
 # Times in microseconds, from measurements on an H200, 2026-11-16, in the scale of the other families' costs.
-LAUNCH_US = 0.7  # for a launch: less than the 3.0 of `tile`, which takes 7.6 us for 2x1280x8x8, where this family takes 5.7 us
+LAUNCH_US = 0.7  # for a launch. `tile` has 3.0: for 2x1280x8x8 it takes 7.6 us, and this family 5.7 us
 ELEMENT = 0.02  # for each element of a thread
 MEMBER = 0.1  # for each member of a team
 ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
