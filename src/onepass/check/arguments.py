@@ -46,10 +46,7 @@ def as_float(function: str, name: str, position: int, value: Any) -> float:
 
 
 def as_momentum(function: str, position: int, value: Any) -> Any:
-    """Return the momentum as a float, or as it is if it is a tensor with one element.
-
-    Modules with a cumulative average pass such a tensor.
-    """
+    """Return the momentum as a float. A tensor with one element, which cumulative averages use, is returned as it is."""
     if value is None:
         raise TypeError(
             f"{function}(): argument 'momentum' (position {position}) must be float, not NoneType; momentum=None means a cumulative "

@@ -14,7 +14,7 @@ from .tensors import FLOATS, require_floating, require_same_device, require_tens
 
 
 def as_activation(name: str | None) -> str:
-    """Return the name that NormSpec uses for this activation; "" for None."""
+    """Return the name that NormSpec uses for this activation, such as "silu" for "swish"; "" for None."""
     known = {"swish": "silu", **{name: name for name in ACTIVATIONS}}
     if name is None:
         return ""

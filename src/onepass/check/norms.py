@@ -218,7 +218,7 @@ def check_switchable_norm(
 
 
 def _require_last_dimensions(x: Tensor, normalized_shape: Sequence[int], star: str) -> None:
-    """Raise unless the last dimensions of x are normalized_shape. torch's message writes `star` for those before them."""
+    """Raise unless the last dimensions of x are normalized_shape. `star` stands for the dimensions before them in the message."""
     shape = list(normalized_shape)
     if not shape:
         raise RuntimeError(

@@ -61,7 +61,7 @@ def check_backward(problem: NormProblem, dy: Tensor, dsum: Tensor | None, saved:
 
 
 def check_sizes(spec: NormSpec) -> None:
-    """Raise if an axis size in the spec is below 1. Registered ops receive these sizes as plain numbers."""
+    """Raise if an axis size in the spec is below 1. A direct call of a registered op can pass any number."""
     for name, size in spec.sizes:
         if size < 1:
             raise ValueError(f"sizes gives {name} = {size}, expected at least 1")

@@ -21,9 +21,9 @@ def require_no_gradient(*operands: Tensor | None) -> None:
 
 
 def check_out(out: Any, x: Tensor, *others: Tensor | None) -> None:
-    """Raise unless the call can write its result, which has the shape, dtype and device of x, to `out`.
+    """Raise unless `out` has the shape, dtype and device of x, and can be written to while x and `others` are read.
 
-    `out` must have the memory of x itself, or share no memory with x. It must share none with `others`.
+    `out` may have exactly the memory of x, or share none with x. It must share none with `others`.
     """
     if not isinstance(out, Tensor):
         raise TypeError(f"argument 'out' must be Tensor, not {type(out).__name__}; allocate it with torch.empty_like(input)")
@@ -98,10 +98,7 @@ def _strides_and_sizes(t: Tensor) -> list[tuple[int, int]]:
 
 
 def _has_nested_strides(t: Tensor) -> bool:
-    """Return whether each stride is larger than the distance that all smaller strides reach together.
-
-    Then no two elements share memory.
-    """
+    """Return whether each stride exceeds the span of all dimensions with smaller strides. Then no two elements share memory."""
     extent = 0
     for stride, n in reversed(_strides_and_sizes(t)):
         if stride <= extent:
@@ -128,9 +125,9 @@ def _may_share_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_reachable(distance: int, steps: list[tuple[int, int]]) -> bool:
-    """Return whether `distance` is a sum of k·stride, one for each (stride, n) in `steps`, with integers |k| < n.
+    """Return whether two elements of a tensor, with a (stride, size) in `steps` for each dimension, can be `distance` apart.
 
-    The strides are nested, so k can only be distance/stride, rounded down or up.
+    That is, whether it is a sum of k·stride with |k| < size. The strides are nested, so k is distance/stride, rounded down or up.
     """
     if not steps:
         return distance == 0

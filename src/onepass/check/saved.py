@@ -37,7 +37,7 @@ def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
 def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
     """Return the tensors that the forward saved. Raise if one has changed since then.
 
-    `were` holds the signatures from the forward. Norms without a mean on a CPU accept a changed dtype and convert it back.
+    `were` holds the signatures from the forward. On a CPU, norms without a mean accept a changed dtype and convert it back.
     """
     found: list[Any] = []
     for name, t, was in zip(PLAIN_SAVED_NAMES if len(saved) == len(PLAIN_SAVED_NAMES) else SAVED_NAMES, saved, were):

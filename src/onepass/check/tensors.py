@@ -54,10 +54,7 @@ def require_same_device(x: Tensor, *params: NameAndTensor) -> None:
 
 
 def require_device_and_dtype(x: Tensor, *params: NameAndTensor) -> None:
-    """Raise unless all parameters are on x's device and share one accepted dtype.
-
-    The dtype of x is accepted and, if x is float16 or bfloat16, also float32.
-    """
+    """Raise unless all parameters are on x's device and have one dtype: that of x, or float32 if x is float16 or bfloat16."""
     require_same_device(x, *params)
     named = [(name, param) for name, param in params if param is not None]
     if not named or all(param.dtype == x.dtype for _, param in named):
@@ -89,7 +86,7 @@ def require_at_least_2d(x: Tensor) -> None:
 
 
 def check_channel_parameters(x: Tensor, channel_dim: int, *params: NameAndTensor) -> None:
-    """Raise unless batch_norm accepts the dtype of x, and the sizes, dtypes and devices of `params`, which are per channel."""
+    """Raise unless x is floating-point, and `params` have one value per channel and a dtype and device that fit x."""
     require_tensors(*params)
     for named in params:
         require_one_per_channel(x, named, 1, channel_dim)
@@ -151,10 +148,9 @@ def position_sizes(x: Tensor, channel_dim: int) -> Sequence[int]:
 
 
 def channel_dim_hint(x: Tensor, param: Tensor | None, channel_dim: int | None = None) -> str:
-    """Return a hint for an error message if the channels of x seem to be in the other place, else "".
+    """Return a hint for a message if the channels of x seem to be last instead of in dimension 1, or the reverse; else "".
 
-    They do if the parameter has the size of dimension 1 and not of the last, or the reverse. `channel_dim` is None for norms
-    without that argument.
+    The size of the parameter tells which dimension holds the channels. `channel_dim` is None for norms without that argument.
     """
     if not isinstance(param, Tensor):
         return ""

@@ -15,7 +15,7 @@ _aten = torch.ops.aten
 
 def _silu_gradient(dy: Tensor, z: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
-        return _aten.silu_backward(dy, z)  # one kernel instead of several, but not differentiable
+        return _aten.silu_backward(dy, z)  # one kernel instead of several, but autograd cannot differentiate it
     sigmoid = torch.sigmoid(z)
     return dy * sigmoid * (1 + z * (1 - sigmoid))
 

@@ -69,9 +69,10 @@ class PostAffine(NamedTuple):
 
 
 def input_gradient(wdy: Tensor, x_hat: Tensor, rstd: Tensor, c1: Tensor | None, c2: Tensor | None) -> Tensor:
-    """Return dx = (wdy - c1 - x_hat·c2)·rstd, equation (8). `wdy` is the gradient of x_hat.
+    """Return dx = (wdy - c1 - x_hat·c2)·rstd, equation (8).
 
-    c1 is None for norms without a mean. If the statistics were given, c1 and c2 are None, and dx = wdy·rstd, equation (9).
+    `wdy` is the gradient of x_hat. c1 and c2 are the averages over a set of wdy, (6), and of wdy·x_hat, (7).
+    c1 is None for norms without a mean. If the statistics were given, both are None, and dx = wdy·rstd, equation (9).
     """
     if c2 is None:
         return wdy * rstd

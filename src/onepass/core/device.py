@@ -1,6 +1,6 @@
 """Properties of the hardware that planning and backends use. No other file queries the hardware for them.
 
-A *program* is one instance of a Triton kernel, which CUDA calls a thread block.
+A *program* is one instance of a Triton kernel. CUDA calls it a thread block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Check that tensors have memory.
 
 torch's elementwise operations crash the process if the storage of a tensor was freed. So every tensor is checked before such an
-operation reads it. Most checks are in dispatch/. The fastest launchers of the C and GPU backends read the addresses anyway, so
-they compare them with LOWEST themselves.
+operation reads it. Most checks are in dispatch/. The fastest launchers of the C and GPU backends compare the addresses with
+LOWEST themselves, since they read them anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-LOWEST = 1 << 40  # a tensor at a lower address may have no memory; `require_memory` checks it
+LOWEST = 1 << 40  # a tensor without memory has an address below this, namely its storage offset in bytes
 
 
 class NoMemory(RuntimeError):
@@ -21,7 +21,7 @@ class NoMemory(RuntimeError):
 
 
 class ZeroTensor(NoMemory):
-    """Raised if a tensor is one of torch's zero tensors, which have no memory.
+    """Raised if a tensor is one of torch's zero tensors (`torch._efficientzerotensor`), which have no memory.
 
     Registered ops accept zero tensors, because torch's dispatcher allocates their memory before the call.
     """
@@ -49,9 +49,9 @@ def _require(name: str, t: Tensor) -> None:
 
 
 def require_memory_if_shown(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
-    """Raise `NoMemory` as `require_memory` does, but skip zero tensors, subclasses and tensors without an address.
+    """Raise `NoMemory` as `require_memory` does, but skip zero tensors, tensor subclasses and tensors without an address.
 
-    This is for tensors that only torch's own operations read, since these operations accept what is skipped.
+    Use it for tensors that only torch's own operations read: they accept the skipped ones.
     """
     if is_dynamo_compiling():
         return  # tensors have no memory while dynamo traces

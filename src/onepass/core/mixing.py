@@ -23,6 +23,7 @@ class MixedStatistics:
     """The weighted mean of the statistics of several norms, all computed from the moments of the same sets.
 
     `over` has one entry per norm: the dimensions along which the norm merges the sets, or None if its statistics were given.
+    It is [[], [1], [0]] for InstanceNorm, LayerNorm and BatchNorm, with sets (n, c).
     `means` and `variances` also have one entry per norm, a tensor with size 1 along the merged dimensions.
     """
 
@@ -37,7 +38,7 @@ class MixedStatistics:
     def of(sets: Moments, over: Sequence[list[int]], weights: tuple[Tensor, Tensor], last: tuple[Tensor, Tensor] | None) -> MixedStatistics:
         """Compute the statistics of each norm from the moments of the sets.
 
-        `last` is the (mean, variance) of the last norm if they are given, so that only the other norms are computed.
+        `last` is the given (mean, variance) of the last norm, such as running statistics, or None to compute them, too.
         `weights` is (mean_weight, var_weight), each with one weight per norm.
         """
         computed = [merge_along(sets, dims) for dims in (over if last is None else over[:-1])]

@@ -28,7 +28,7 @@ class Moments:
     def center(self) -> Tensor | None:
         """The mean to subtract from x, or None for norms without a mean.
 
-        It is 0 where x - mean could overflow. There rstd is 0, equation (44), and infinity times 0 would be NaN.
+        It is 0 where x - mean could overflow. There rstd is 0, equation (44), and infinity·rstd would be NaN.
         """
         if self.mean is None:
             return None
@@ -36,11 +36,11 @@ class Moments:
         return self.mean.masked_fill((self.m2 == torch.inf) & (self.mean.abs() > large), 0.0)
 
 
-PIECE = 1 << 14  # elements summed at once; torch sums 2·PIECE or more with several threads, whose number changes the last bits
+PIECE = 1 << 14  # elements summed at once; torch sums 2·PIECE or more in several threads, and the last bits depend on how many
 
 
 def total(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return the sum over `dims`, which keep size 1.
+    """Return the sum over `dims`, with keepdim=True.
 
     The dimensions are summed one by one. List the outer ones first, so that each sum runs along contiguous memory.
     """
@@ -59,7 +59,7 @@ def average(x: Tensor, dims: Sequence[int]) -> Tensor:
 Spread = Callable[[Tensor, Tensor], Tensor]  # (statistic, x) -> the statistic, expanded so that x - statistic is fast
 
 
-DOWN = 2.0**-40  # factor for elements before they are summed, against overflow; a power of two changes no digit
+DOWN = 2.0**-40  # elements are multiplied by this, so that their sum does not overflow; a power of two changes no digit
 
 
 def middle(x: Tensor, dims: Sequence[int], spread: Spread = lambda stat, x: stat) -> Tensor:
@@ -93,7 +93,7 @@ def inverse_deviation(var: Tensor, eps: float) -> Tensor:
 
 
 def merge_pair(p: Moments, q: Moments) -> Moments:
-    """Return the moments of the union of two disjoint sets, by equations (14) and (15) of Chan, Golub and LeVeque."""
+    """Return the moments of the union of two disjoint sets, by equations (14) and (15), after Chan, Golub and LeVeque."""
     count = p.count + q.count
     if p.mean is None or q.mean is None:
         return Moments(count, None, p.m2 + q.m2)

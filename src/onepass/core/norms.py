@@ -55,8 +55,8 @@ def switchable_norm(
 ) -> NormSpec:
     """Return the spec of SwitchableNorm, which mixes the statistics of InstanceNorm, LayerNorm and BatchNorm.
 
-    InstanceNorm takes part only if x has `positions`, and BatchNorm only if `using_bn`. All statistics are computed from those of
-    each sample and channel.
+    InstanceNorm takes part only if x has `positions` (dimensions besides samples and channels), BatchNorm only if `using_bn`.
+    All three are computed from the statistics of each sample and channel.
     """
     norms = ["-"] * positions + ["c"] + ["n"] * using_bn
     return instance_norm(eps, channel_dim, modulated, mix=", ".join(norms), **fields)

@@ -1,6 +1,6 @@
 """The tuples of tensors that forward and backward take and return.
 
-A *set* is the elements that share one mean and variance. A *mix* of norms uses weighted means of their statistics.
+A *set* is the elements that share one mean and variance. A *mix* of norms, as in SwitchableNorm, averages their statistics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 class OptionalOperands(NamedTuple):
     """The rarely used operands of a forward: all except x, weight, bias and given statistics."""
 
-    residual: Tensor | None = None  # added to x first
+    residual: Tensor | None = None  # added to x, and the sum is normalized
     scale: Tensor | None = None  # modulation: the result u of the affine step becomes u·(1 + scale) + shift
     shift: Tensor | None = None
     mean_weight: Tensor | None = None  # for a mix: one weight per norm, for its mean; the weights sum to one
@@ -28,8 +28,8 @@ NO_OPTIONAL = OptionalOperands()
 class Result(NamedTuple):
     """The tensors that a forward returns. Those that were not computed are None.
 
-    Statistics have one value per set, in the dtype of sums (float32, or float64 for float64). `mean` and `var` are those of the
-    set itself. `rstd` is the one that was applied, which a mix of norms computes from the mixed variance.
+    Statistics have one value per set, in the dtype of sums: float64 if x is float64, otherwise float32. `mean` and `var` are
+    the set's own, even in a mix of norms. `rstd` is the factor that was applied; in a mix, it comes from the mixed variance.
     """
 
     y: Tensor
@@ -47,7 +47,7 @@ class SavedTensors(NamedTuple):
     bias: Tensor | None
     mean: Tensor | None
     rstd: Tensor
-    var: Tensor | None = None  # for a mix: the variance of each set itself
+    var: Tensor | None = None  # for a mix: each set's own variance
     scale: Tensor | None = None
     shift: Tensor | None = None
     mean_weight: Tensor | None = None

@@ -71,7 +71,7 @@ class NormProblem:
     def for_direction(self, direction: str) -> NormProblem:
         """Return the problem to plan for "forward" or "backward".
 
-        With `from_y`, the backward reads y instead of x, so its problem has y's strides and view for x.
+        With `from_y`, the backward reads y instead of x, so its problem has y's strides and view instead of x's.
         """
         if direction == "forward" or not self.from_y:
             return self
@@ -88,7 +88,7 @@ class NormProblem:
         return prod(axis.size for axis in self.spec.factor(self.shape) if axis.modulation)
 
     def min_bytes(self, direction: str) -> int:
-        """Return the number of bytes that every kernel must at least read and write.
+        """Return the smallest number of bytes that a kernel can read and write.
 
         A forward reads x and writes y. A backward reads x and dy and writes dx. Both read each parameter once.
         With a residual, the forward also reads the residual and writes the sum, and the backward also reads the sum's gradient.
@@ -154,13 +154,13 @@ def bind(
 
 
 def bind_backward(spec: NormSpec, dsum: Tensor | None, saved: SavedTensors, given: bool) -> NormProblem:
-    """Return the NormProblem of a backward. If `dsum` is given, the saved x is the dense sum x + residual."""
+    """Return the NormProblem of a backward. If `dsum`, the gradient of x + residual, is given, `saved.x` is that sum."""
     problem = bind(spec, saved.x, saved.weight, saved.bias, given, optional=saved.optional)
     return problem if dsum is None else replace(problem, addends=(saved.x.dtype, dsum.dtype))
 
 
 def summed_like(x: Tensor, residual: Tensor | None) -> Tensor:
-    """Return x, or with a residual a placeholder with the shape, dtype and device of x + residual.
+    """Return x if there is no residual, otherwise a placeholder with the shape, dtype and device of x + residual.
 
     The placeholder is one uninitialized element, expanded to that shape.
     """

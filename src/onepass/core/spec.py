@@ -38,8 +38,8 @@ class NormSpec:
     weight and bias, and `modulated` the axes that index scale and shift. `sizes` gives the sizes of factors such as g, which the
     shape of x alone does not tell.
 
-    `mix`, if not empty, averages the statistics of several norms, with weights. For each norm it lists, separated by commas,
-    the kept axes that this norm reduces, too, or "-" for none. SwitchableNorm has "-, c, n".
+    `mix`, if not empty, lists norms whose statistics are averaged with weights. An entry names the kept axes along which the norm
+    merges the sets, or is "-" for none. Example: "-, c, n" mixes InstanceNorm, LayerNorm and BatchNorm.
 
     Example: GroupNorm with 32 groups is `NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 32),))`.
     """
@@ -82,7 +82,7 @@ class NormSpec:
                 raise ValueError(f"sizes={self.sizes} leaves {open_} of one dimension open: give the size of all but one of them")
 
     def pack(self) -> tuple[str, list[int], float, float]:
-        """Return (words, sizes, eps, weight_offset), the spec as arguments of an op. torch.compile may pass symbolic numbers."""
+        """Return the spec as arguments of a registered op. Numbers are not in the words: torch.compile may make them symbolic."""
         names = " ".join([name for name, _ in self.sizes])
         flags = "centered" if self.centered else "", "from_y" if self.from_y else ""
         words = " | ".join([self.axes, self.reduced, self.params, names, self.modulated, self.mix, self.activation, *flags])
@@ -127,7 +127,7 @@ class NormSpec:
         return [axis.size for axis in self.factor(shape) if not axis.reduced]
 
     def mixed_dims(self, shape: Sequence[int]) -> list[list[int]]:
-        """Return, for each norm in `mix`, the dimensions of the statistics along which the norm merges the sets."""
+        """Return the dimensions of the statistics along which each norm of `mix` merges sets: [[], [1], [0]] for "-, c, n"."""
         kept = [axis.name for axis in self.factor(shape) if not axis.reduced]
         return [[i for i, name in enumerate(kept) if name in words.split()] for words in self.mix.split(",")]
 

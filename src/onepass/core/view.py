@@ -98,7 +98,7 @@ class _Placed(NamedTuple):
 
 
 def stat_stride(axes: Sequence[Axis], y_stride: Sequence[int]) -> tuple[int, ...]:
-    """Return dense strides for the statistics, in the order of y's memory. They are then contiguous as (outer, sets)."""
+    """Return strides that store the statistics densely, in the order of y's memory: contiguous as (outer, sets) of the view."""
     kept = [axis for axis in axes if not axis.reduced]
     strides, step = [0] * len(kept), 1
     for i in sorted(range(len(kept)), key=lambda i: (y_stride[kept[i].dim] * kept[i].within, -i)):
@@ -150,7 +150,7 @@ def _fit(cut: tuple[list[_Placed], ...]) -> _Views | None:
 
 
 def _param_map(cut: Sequence[list[tuple[int, int]]]) -> ParamMap | None:
-    """Return the map from elements to parameters, or None if it does not have the form (1).
+    """Return the map from elements to parameters, or None if it does not have the form of equation (1).
 
     `cut` lists, for each of outer, reps, sets and run, its axes as (size, stride in the parameter).
     """

@@ -42,7 +42,7 @@ class Explanation:
     options: Options
 
     def on(self, name: str) -> Explanation:
-        """Return how the call would run on another GPU: "a100", "h200", "b200", "mi300x" or "rx7900". It need not be present.
+        """Return how the call would run on another GPU: "a100", "h200", "b200", "mi300x" or "rx7900". No GPU is needed.
 
         Example: `onepass.explain(onepass.functional.group_norm, x, 32).on("h200")`
         """

@@ -59,7 +59,7 @@ FLAGS = (
 MACHINE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
-LIMIT = 120  # seconds; a process waits for another one and compiles for at most this long in total
+LIMIT = 120  # seconds that a process may spend on waiting for another one's compiler and on its own, in total
 
 
 class _LoadOnce:
@@ -90,7 +90,7 @@ class _LoadOnce:
                     self._outcome = self._load_or_compile()
                 except Unavailable as reason:
                     self._outcome = str(reason)
-                except Exception as error:  # calls can still run with torch's operations, so other errors count as Unavailable
+                except Exception as error:  # counts as Unavailable: calls can still run with torch's operations
                     self._outcome = f"the kernels cannot be compiled or loaded: {type(error).__name__}: {error}"
             if isinstance(self._outcome, str):
                 raise Unavailable(self._outcome, first)
@@ -127,7 +127,7 @@ def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL
             check_replaceable(path)
             remove_leftovers(path.parent, locked)
             _compile(compiler, path, deadline)
-            remove_leftovers(path.parent, locked)  # a compiler whose parent was killed may have continued to write
+            remove_leftovers(path.parent, locked)  # the compiler of a killed process may have gone on writing
             return load(folder, path)
 
 

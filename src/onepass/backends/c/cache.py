@@ -46,7 +46,7 @@ class Unusable(Unavailable):
 
 
 def open_folder(directory: Path) -> int:
-    """Open the folder, made if needed, and return its file descriptor. Raise if anyone but this user and root can write it."""
+    """Open the cache folder, or create it, and return its descriptor. Raise if anyone but this user and root can write to it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -111,7 +111,7 @@ def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
     missing = [function for function in FUNCTIONS if not hasattr(loaded, function)]
     if missing:
         raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and check the compiler in CC")
-    loaded._name = str(path)  # the path is what messages print
+    loaded._name = str(path)  # messages print this name
     return loaded
 
 
@@ -185,9 +185,9 @@ def print_to_terminal(text: str) -> None:
 
 
 def scratch_prefix() -> str:
-    """Return the prefix of the names of this machine's scratch folders, in which it compiles.
+    """Return the prefix of this machine's scratch folders, in which it compiles.
 
-    It tells `remove_leftovers` which folders are ours: machines that share a network file system may not see each other's lock.
+    `remove_leftovers` must spare those of other machines, which may not see this machine's lock on a network file system.
     """
     return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-"
 

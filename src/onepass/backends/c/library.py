@@ -44,7 +44,7 @@ def _openmp() -> tuple[c_void_p, str]:
 
     GOMP_parallel runs a function on several threads. By calling torch's, the C kernels use the same threads as torch.
     """
-    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # a symbol lookup here includes its OpenMP runtime
+    linked = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"  # finds symbols of the OpenMP runtime it links, too
     for name in (str(linked), None):  # None searches all global symbols of this process
         with suppress(AttributeError, OSError, TypeError):
             return c_void_p.from_buffer(CDLL(name).GOMP_parallel), ""

@@ -1,7 +1,7 @@
 """How the C kernels walk through memory.
 
-They use the view x[outer, reps, sets, run] of core/view.py, sometimes with other sizes. A *set* is one (outer, sets), and its
-elements share one mean and variance. A *run* is consecutive elements of a set. A *row* is all elements of one (outer, reps).
+They use the view x[outer, reps, sets, run] of core/view.py, sometimes with other sizes. A *set* is all elements of one
+(outer, sets); they share one mean and variance. A *run* is consecutive elements of a set. A *row* is all of one (outer, reps).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Map(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The view and parameter maps that the kernels use. With `tile`, they go row by row across the sets (src/tiles.h)."""
+    """The view and parameter maps that the kernels use. With `tile`, the kernels go row by row across the sets (src/tiles.h)."""
 
     sizes: tuple[int, int, int, int]
     strides: tuple[int, int, int]  # of x along outer, reps and sets
@@ -44,7 +44,7 @@ class Walk(NamedTuple):
 SHORT = 64  # elements; with shorter runs, the kernels go row by row across the sets
 
 
-NARROW = 1024  # elements; several rows are walked as one only up to this width in total
+NARROW = 1024  # elements; several rows are walked as one row if that row is at most this wide
 
 
 def walk_of(problem: NormProblem) -> Walk:

@@ -5,9 +5,9 @@
 - "channels": x has three axes, and each index of the middle axis is a set, as in torch.batch_norm;
 - "given": as "channels", with given statistics.
 
-A *set* is the elements that share one mean and variance. torch returns statistics in x's dtype unless the parameters are float32.
-So parameters are passed in the dtype of sums, float32 or float64. If a modulation or an activation follows the affine step, x is
-passed in that dtype, too, and elementwise operations do the rest.
+A *set* is the elements that share one mean and variance. Parameters are passed in the dtype of sums, float32 or float64, since
+torch otherwise returns statistics in x's dtype. If a modulation or an activation follows the affine step, x is passed in the
+dtype of sums, too, and elementwise operations apply it to the result.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ KERNELS = {"rows": _Rows, "row_groups": _RowGroups, "channels": _Channels, "give
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
     """Return a launcher that calls torch's function on x as it is.
 
-    Return None if x needs another shape or strides, or for a weight offset, modulation or activation, which torch lacks.
+    Return None if x needs another shape or strides, or if torch's function lacks a step, such as adding a weight offset.
     """
     kernel, spec = KERNELS[variant(problem)](problem), problem.spec
     plain = spec.params and not spec.weight_offset and not problem.has_post_affine
@@ -192,7 +192,7 @@ def backward(problem: NormProblem) -> Backward:
 def _packed(x: Tensor, problem: NormProblem, kernel: Any) -> Tensor:
     """Return x with y's order in memory and the kernel's shape.
 
-    If a modulation or an activation follows, x is also converted to the dtype of sums.
+    If a modulation or an activation follows the affine step, x is also converted to the dtype of sums.
     """
     x = laid_out(x.to(problem.acc) if problem.has_post_affine else x, problem.y_stride)
     return x if kernel.as_it_is else x.as_strided(kernel.shape, contiguous_stride(kernel.shape))

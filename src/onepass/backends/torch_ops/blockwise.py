@@ -1,8 +1,8 @@
 """The blockwise family: torch operations on the view x[outer, reps, sets, run] of core/view.py, block by block.
 
 Blocks limit the size of temporary tensors. A *set* is the elements that share one mean and variance: `reps` runs of `run`
-consecutive elements. If a set is larger than a block, the moments of its blocks are merged, and then its blocks are read again.
-Sums are always taken in the same order.
+consecutive elements. If a set is larger than a block, the moments of its blocks are merged, and its blocks are read again to be
+normalized. Sums are always taken in the same order.
 Numbers in parentheses are equations of docs/theory.md.
 """
 
@@ -26,7 +26,7 @@ from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, Sa
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap, View, contiguous_stride, laid_out
 
-BLOCK = 1 << 19  # elements in a block; the fastest of 2**15 to 2**20 on two x86-64 cores (2026-11-15)
+BLOCK = 1 << 19  # most elements in a block; the fastest of 2**15 to 2**20 on two x86-64 cores (2026-11-15)
 
 
 Block = tuple[slice, ...] | None  # a slice for each dimension; None for the whole tensor
@@ -35,7 +35,7 @@ Block = tuple[slice, ...] | None  # a slice for each dimension; None for the who
 def _factors(extent: int, *cuts: int) -> list[tuple[int, int]]:
     """Split an axis of `extent` elements into factors, and return them as (size, step), outermost first.
 
-    The steps are 1 and the `cuts`, as far as they are smaller than `extent`. Each cut must divide the next larger one.
+    The steps are 1 and the `cuts`. Each cut must divide the next larger one. Example: `_factors(12, 3)` is [(4, 3), (3, 1)].
     """
     ends = sorted({1, extent, *cuts})
     return [(above // below, below) for below, above in reversed(list(pairwise(ends)))] or [(1, 1)]
@@ -73,7 +73,7 @@ class _Indexed:
 class _Frame:
     """How the tensors of a problem are seen as outer, reps, sets and run, and the blocks in which they are processed.
 
-    `outer` and `run` are split into several axes, so that the parameter of an element, equation (1), is found by strides.
+    `outer` and `run` are split into several axes, so that strides replace the divisions in the parameter index, equation (1).
     `blocks` lists pairs (whole, parts): a block of whole sets, and the smaller blocks in which it is read.
     """
 
@@ -133,7 +133,7 @@ class _Frame:
     def spread(self, stat: Tensor, x: Tensor) -> Tensor:
         """Return a statistic for elementwise operations with x.
 
-        If a set has several runs, the statistic is expanded along `run`. Then torch's inner loops are longer than one short run.
+        If a set has several runs, the statistic is repeated along `run`, so that torch's inner loops cover several runs.
         """
         if x.shape[self.reps] == 1:
             return stat
@@ -150,9 +150,9 @@ class _Frame:
 
 
 def _cut(region: Sequence[slice], dims: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Return the blocks of a region, which has one slice per dimension.
+    """Cut a region, one slice per dimension, into blocks, and return them.
 
-    The region is cut along `dims`, in this order, until a block has at most BLOCK elements or no dimension is left to cut.
+    It is cut along `dims`, in this order, until a block has at most BLOCK elements or no dimension is left to cut.
     """
     size = prod(cut.stop - cut.start for cut in region)
     cuts = [[cut] for cut in region]
@@ -261,7 +261,7 @@ def backward(problem: NormProblem) -> Backward:
         c1 = torch.zeros_like(rstd_all) if reduces and spec.centered else None
 
         def load(part: Block) -> tuple[Tensor, ...]:
-            """Return (x_hat, u, dz, du, gradient of x_hat). u is only correct if a modulation or activation follows."""
+            """Return (x_hat, u, dz, du, gradient of x_hat). u is correct only if a modulation or activation needs it."""
             x_, dy_ = (_at(t, part).to(frame.acc) for t in (x_all, dy_all))
             w_, b_, post = _maybe(w_all, part), _maybe(b_all, part), _post_affine_at(post_all, part)
             if problem.from_y:
