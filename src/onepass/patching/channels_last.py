@@ -1,4 +1,4 @@
-"""Make the weights of convolutions channels-last. Then their outputs are channels-last, too, and norms keep that layout."""
+"""Make the weights of convolutions channels-last. Then convolutions return channels-last tensors, and norms keep that layout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True)
 class ChannelsLastRecipe:
-    """The recipe of a convolution with a channels-last weight. It changes no behaviour; `unpatch` finds convolutions by it."""
+    """The recipe of a convolution whose weight `patch` made channels-last. It changes no method: it is a mark for `unpatch`."""
 
     def bases(self) -> tuple[type, ...]:
         return ()

@@ -28,7 +28,7 @@ class MethodSource(NamedTuple):
 
 
 def method_source(function: Callable[..., Any]) -> MethodSource:
-    """Return the syntax tree of a method, and the function inside its wrappers. Raise Unreadable if there is no source."""
+    """Return the syntax tree of a method, and the function inside its decorators. Raise Unreadable if there is no source."""
     source = _read(inspect.unwrap(function))
     if not source.tree.args.args:
         raise Unreadable("its forward has no parameter for the module itself")
@@ -36,7 +36,7 @@ def method_source(function: Callable[..., Any]) -> MethodSource:
 
 
 def tree_of(function: Callable[..., Any]) -> ast.FunctionDef:
-    """Return the syntax tree of a function. For a wrapper, this is the tree of the wrapper, not of the function inside."""
+    """Return the syntax tree of a function. For a wrapper, this is the tree of the wrapper, not of the function that it wraps."""
     return _read(function).tree
 
 
@@ -95,7 +95,7 @@ def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
 
 
 def resolve_global(function: Callable[..., Any], expression: str) -> Any:
-    """Return the global value of an expression in a function, such as "F.silu"; None if it starts with a local variable."""
+    """Return the object behind a name in a function, such as "F.silu"; None if the name starts with a local variable."""
     root, *path = expression.split(".")
     inner: Any = inspect.unwrap(function)
     code = inner.__code__
@@ -108,12 +108,12 @@ def resolve_global(function: Callable[..., Any], expression: str) -> Any:
 
 
 def compile_method(function: Callable[..., Any], source: MethodSource, tree: ast.FunctionDef) -> Callable[..., Any]:
-    """Return a copy of a method that runs `tree`, inside copies of the method's wrappers."""
+    """Return a copy of a method that runs `tree`. Its wrappers (decorators) are copied, too."""
     return _rewrap(function, source.inner, compile_like(source.inner, tree, {}))
 
 
 def compile_like(function: Any, tree: ast.FunctionDef, extra_names: dict[str, Any]) -> Any:
-    """Return a copy of a function that runs `tree`. The tree may also use `extra_names`, a dictionary from name to value."""
+    """Return a copy of a function that runs `tree`. The tree may also read the variables `extra_names` (name to value)."""
     code = _compile_tree(function, tree, tuple(extra_names))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells |= {name: types.CellType(value) for name, value in extra_names.items()}
@@ -121,10 +121,9 @@ def compile_like(function: Any, tree: ast.FunctionDef, extra_names: dict[str, An
 
 
 def _compile_tree(inner: Any, tree: ast.FunctionDef, extra_names: tuple[str, ...] = ()) -> types.CodeType:
-    """Compile `tree`, and return its code object.
+    """Compile `tree`, and return its code object. The tree may read the free variables of `inner`, and `extra_names`.
 
-    The function is compiled inside an outer function. The outer parameters become free variables of the code object: those
-    of `inner`, and `extra_names`.
+    To make these names free variables, the tree is compiled inside an outer function that has them as parameters.
     """
     bare = deepcopy(tree)
     bare.decorator_list, bare.returns = [], None

@@ -1,8 +1,8 @@
 """Guards: the checks that each call of a patched norm makes. If one fails, the norm runs its original forward.
 
-The checks compare values that the original forward reads with their snapshots from the time of `patch`. They also check
-child modules, hooks, the rank of x, and dtypes. A plain value is a number, a string and the like, or a small collection
-of these. A snapshot is a hashable copy of a plain value.
+Most checks compare a value that the original forward reads with its snapshot from the time of `patch`. The others look
+at child modules, hooks, the rank of x, and dtypes. A plain value is a number, a string and the like, or a small
+collection of these. A snapshot is a hashable copy of a plain value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def is_plain(value: Any) -> bool:
 
 
 def snapshot(value: Any) -> Any:
-    """Return a hashable copy of a plain value."""
+    """Return a hashable copy of a plain value, such as ("list", 1, 2) for [1, 2]."""
     if isinstance(value, tuple):
         copied = tuple(map(snapshot, value))
         return value if all(a is b for a, b in zip(copied, value)) else ("tuple", *copied)
@@ -56,12 +56,12 @@ def snapshot(value: Any) -> Any:
 
 
 def signature_of(act: nn.Module) -> tuple[Any, ...]:
-    """Return the class and the plain attributes of an activation: (nn.GELU, ("approximate", "none")).
+    """Return the class and the plain attributes of an activation, such as (nn.GELU, ("approximate", "none")).
 
-    A changed signature means that the activation was changed after `patch`. `inplace` does not count.
+    If this differs from what it was during `patch`, the activation has changed. `inplace` is left out.
     """
     cls = type(act)
-    if cls is nn.SiLU or cls is nn.ReLU:  # faster; their only attribute is `inplace`
+    if cls is nn.SiLU or cls is nn.ReLU:  # a shortcut: their only attribute is `inplace`
         return (cls,)
     own = act.__dict__.items()
     return cls, *[(k, snapshot(v)) for k, v in own if k not in COMMON_ATTRIBUTES and k != "inplace" and is_plain(v)]
@@ -100,7 +100,7 @@ def _get_nested(value: Any, names: list[str]) -> Any:
 
 
 def all_match(module: nn.Module, guarded: dict[str, Any]) -> bool:
-    """Return whether all guarded values still equal their snapshots. `guarded` maps paths to snapshots."""
+    """Return whether all guarded values still equal their snapshots. `guarded` maps paths, such as "self.eps", to snapshots."""
     return all(matches(getter(path)(module), value) for path, value in guarded.items())
 
 
@@ -109,9 +109,9 @@ class Guards(NamedTuple):
 
     own: tuple[tuple[str, Any], ...]  # attributes of the norm: name and snapshot
     children: tuple[tuple[str, type, tuple[tuple[str, Any], ...]], ...]  # child modules: name, class, attributes with snapshots
-    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # other values: `getter` and snapshot
-    unsupported_ranks: tuple[int, ...]  # ranks of x for which `fail` returns True
-    unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # the same for the dtype of x and dtypes of parameters
+    others: tuple[tuple[Callable[[nn.Module], Any], Any], ...]  # other values: the `getter` and the snapshot of each
+    unsupported_ranks: tuple[int, ...]  # ranks of x for which the original forward runs
+    unsupported_dtypes: dict[torch.dtype, tuple[torch.dtype, ...]]  # by dtype of x: dtypes of parameters for which it runs
 
     @classmethod
     def make(
@@ -137,7 +137,7 @@ class Guards(NamedTuple):
         return guards if any(guards) else None
 
     def fail(self, module: nn.Module, x: Tensor) -> bool:
-        """Return whether any check fails. This runs in every call, so `is`, the fastest comparison, comes first."""
+        """Return whether any check fails. `is` comes before `matches`: it is faster, and this runs in every call of the norm."""
         own, children, others, unsupported_ranks, unsupported_dtypes = self
         for name, expected in own:
             if (value := getattr(module, name, MISSING)) is not expected and not matches(value, expected):

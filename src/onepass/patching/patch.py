@@ -29,9 +29,9 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
     Modules get new classes, but keep their parameters, buffers, hooks and state_dict. The new class of a module is a
     subclass of its original class.
 
-    With `fuse`, a norm also computes the activation after it, or the sum before it. `patch` finds both in nn.Sequential,
-    and in the source of other modules' methods. With `channels_last`, the weights of convolutions become channels-last,
-    so the outputs of convolutions are channels-last, too. With `dry_run`, nothing changes; the report says what would.
+    With `fuse`, a norm also computes the activation after it, or the sum before it. `patch` looks for these in
+    nn.Sequential, and in the source of other modules' methods. With `channels_last`, the weights of convolutions become
+    channels-last, so the outputs of convolutions do, too. With `dry_run`, nothing changes; the report says what would.
 
     Example: `print(onepass.patch(model))`; `with onepass.patch(model): ...` undoes the patch at the end of the block.
     """
@@ -58,7 +58,7 @@ def patch(model: nn.Module, fuse: bool = True, dry_run: bool = False, channels_l
 
 
 def unpatch(model: nn.Module) -> nn.Module:
-    """Undo `patch`, and return the model. Modules get their original classes back, and convolutions their original layout.
+    """Undo `patch`, and return the model. Modules get their original classes back, and weights their original layout.
 
     Example: `onepass.unpatch(model)`
     """
@@ -88,7 +88,7 @@ class _Plan(NamedTuple):
 
 
 def _make_plan(model: nn.Module, fuse: bool, channels_last: bool) -> _Plan:
-    """Return all changes to make, and the rows and notes of the report. Nothing changes yet."""
+    """Return the changes that `patch` has to make, and the rows and notes of its report. The model stays unchanged."""
     modules = [(name, module) for name, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
     results = {id(module): result for _, module in modules if (result := _recognize(module)) is not None}
     recipes = {key: result if isinstance(result, NormRecipe) else None for key, result in results.items() if not isinstance(result, str)}
@@ -112,10 +112,9 @@ def _make_plan(model: nn.Module, fuse: bool, channels_last: bool) -> _Plan:
 
 
 def _recognize(module: nn.Module) -> NormRecipe | str | bool | None:
-    """Return the recipe of a norm, or the reason why it has none; None if the module is not a norm.
+    """Return the recipe for a norm, or the reason (a string) why there is none; None if the module is not a norm.
 
-    This extends `recognize` of recognition/recognize.py: a patched norm has its recipe already, and for a module of
-    onepass.nn, which needs no recipe, the result is True.
+    For a patched norm, this is its present recipe. For a module of onepass.nn, which needs none, the result is True.
     """
     if isinstance(module, Swapped):
         return module._recipe if isinstance(module._recipe, NormRecipe) else None
@@ -123,7 +122,7 @@ def _recognize(module: nn.Module) -> NormRecipe | str | bool | None:
 
 
 def _is_new(module: nn.Module, result: NormRecipe | str | bool | None) -> bool:
-    """Return whether this call of `patch` replaces the module. `result` is what `_recognize` returned."""
+    """Return whether this call of `patch` replaces a norm: it has a recipe (`result` of `_recognize`), and is not patched yet."""
     return isinstance(result, NormRecipe) and not isinstance(module, Swapped)
 
 

@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Report:
-    """The result of `patch`: every norm of a model, and what happened to it. In a `with` statement, it undoes that `patch`.
+    """The result of `patch`: every norm of a model, and what happened to it. At the end of a `with` block, it undoes `patch`.
 
     Example: `print(onepass.patch(model, dry_run=True))`
     """
@@ -47,7 +47,7 @@ class Report:
         self._undo()
 
     def __str__(self) -> str:
-        """Return the report as a table. Rows that differ only in the numbers of their paths share a line."""
+        """Return the report as a table. Norms such as "down.0.norm" and "down.1.norm" share a line if otherwise alike."""
         alike: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             alike.setdefault((re.sub(r"\d+", "#", row.name), *row[1:]), []).append(row)

@@ -1,8 +1,8 @@
 """The new class of a patched norm: its recipe, `NormRecipe`, and its forward.
 
 The forward reads parameters and eps from the module, under the names that the original class uses, and calls
-`onepass.functional`. Fused modules (`fusion/`) call a norm with one more argument: `activation` is applied to the result,
-`residual` is added to the input. With `residual`, the forward returns (y, x + residual).
+`onepass.functional`. Fused modules (`fusion/`) call a norm with one more argument: `activation`, which is applied to the
+result, or `residual`, which is added to the input. With `residual`, the forward returns (y, x + residual).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _compiling = torch.compiler.is_dynamo_compiling
 Location = str | float | Callable[[nn.Module], Any] | None
 
 
-# Under torch.compile, the original forward runs if x has fewer elements than this. One call of onepass's operator takes
-# 55 µs of host time (H200, 2026-11-16; docs/measured.md).
+# Under torch.compile, the original forward runs if x has fewer elements than this, because one call of onepass's operator
+# takes 55 µs of host time (H200, 2026-11-16; docs/measured.md).
 MIN_ELEMENTS_COMPILED = 2**22
 
 
@@ -49,7 +49,7 @@ ACTIVATIONS = {name: activation.apply for name, activation in ACTIVATION_FUNCTIO
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `original` under torch.compile, and `method` otherwise. So torch.compile traces `original`."""
+    """Return a method that calls `original` under torch.compile, and `method` otherwise."""
 
     @wraps(original)
     def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -68,12 +68,12 @@ class NormRecipe:
     eps: Location = "eps"
     weight_offset: float = 0.0
     activation: str | None = None  # an activation that the original forward applies after normalizing
-    # If x and weight have different dtypes, y has that of "x", that of "weight", or the "promoted" one; "" means torch's rules.
+    # The dtype of y if x and weight have different dtypes: that of "x", that of "weight", or "promoted"; "" means torch's rules.
     result: str = ""
     autocast: bool = True  # whether the original forward follows torch.nn's rules under autocast
     argument: str = "input"  # the name of x in the signature of the original forward
-    # The fields below become guards (guards.py). The original forward runs if a value or a class has changed, and for these ranks
-    # and dtypes.
+    # The fields below become guards (guards.py): the original forward runs if a guarded value or the class of a child has
+    # changed, and for unsupported ranks and dtypes.
     guarded: tuple[tuple[str, Any], ...] = ()  # (path, snapshot) of the values that the original forward reads
     child_classes: tuple[tuple[str, type], ...] = ()  # (name, class) of the child modules
     unsupported_ranks: tuple[int, ...] = ()  # ranks of x
@@ -85,8 +85,8 @@ class NormRecipe:
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
         """Return the attributes of the new class: forward, extra_repr and guards.
 
-        Under torch.compile, most norms run their original forward. Inductor compiles it to kernels that are as fast, and
-        that fuse more operations.
+        Under torch.compile, most norms run their original forward. Inductor compiles it to kernels that are as fast as
+        those of onepass, and that fuse more operations.
         """
         ours = _SwappedNorm._onepass_forward
         forward = ours if self.like in OURS_WHEN_COMPILED else original_when_compiling(ours, original.forward)
@@ -103,7 +103,7 @@ class NormRecipe:
 
 
 class _SwappedNorm(nn.Module):
-    """Defines the forward of a patched norm. It takes one tensor, by position or by name; other calls go to the original."""
+    """Defines the forward of a patched norm. It takes one tensor; any other call runs the original forward."""
 
     _original_class: type[nn.Module]
     _recipe: NormRecipe
@@ -130,7 +130,7 @@ class _SwappedNorm(nn.Module):
         return self._normalize(total, activation), total
 
     def _call_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
-        """Run the original forward, with a fused sum before it or a fused activation after it.
+        """Run the original forward, and compute the fused sum before it (`residual`) or the fused activation after it.
 
         This happens for inputs that onepass does not support or does not speed up, and if a guard fails.
         """
@@ -144,7 +144,7 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
-    """Return whether x is so small that host time dominates, so that the original forward is faster."""
+    """Return whether x is so small that the original forward is faster, because it needs less host time."""
     if _compiling():
         return x.numel() < MIN_ELEMENTS_COMPILED
     trained = recipe.normalizes_rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
@@ -160,7 +160,7 @@ class _RunningStatsNorm(_SwappedNorm):
 
 
 class _FunctionalNorm(_SwappedNorm):
-    """A patched norm without running statistics. It finds parameters and eps by the recipe, and calls `onepass.functional`."""
+    """A patched LayerNorm, RMSNorm, LayerNorm2d or GroupNorm. It calls a function of `onepass.functional`."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         recipe, look_up = self._recipe, self._recipe.look_up

@@ -55,7 +55,7 @@ def analyze_function(function: Callable[..., Any]) -> Analysis:
 
 
 def _follow(analysis: Analysis, function: Any, args: list[Any], keywords: dict[str, Any], stack: tuple[Any, ...], is_recorded: bool) -> Any:
-    """Follow a function, and return what the analysis knows of its result.
+    """Follow a function, and return its result as an object of values.py, such as `Known(3)` or VARIES.
 
     `stack` holds the functions that called this one. `is_recorded` tells whether trials will record the conditions of the
     function. If not, the function may branch only to raise an error.

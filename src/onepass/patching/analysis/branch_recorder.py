@@ -1,4 +1,4 @@
-"""Record the outcomes of conditions, True or False, during trials: comparisons on random input (recognition/trials.py).
+"""Record the outcomes (True or False) of the conditions in a forward, while trials (trials.py) run it on random input.
 
 An instrumented function computes the same as the original, and records the outcomes of its conditions.
 """
@@ -51,7 +51,7 @@ class BranchRecorder:
     def one_sided_condition(self) -> str:
         """Return the text of a condition that had only one outcome; "" if there is none.
 
-        A condition that was never reached does not count: the condition in front of it had only one outcome.
+        A condition that was never reached does not count: the condition that leads to it had only one outcome.
         """
         for index, (_, condition) in enumerate(self.conditions):
             if len(self.outcomes[index]) == 1 and not {True, False} - self.outcomes[index] <= condition.optional_outcomes:
@@ -74,7 +74,7 @@ class BranchRecorder:
 
 
 def _instrument(tree: ast.FunctionDef, conditions: dict[int, tuple[int, Condition]], calls: set[int]) -> ast.FunctionDef:
-    """Return a copy of a syntax tree that records its conditions, and that calls the instrumented versions of functions.
+    """Return a copy of a syntax tree that records the outcomes of conditions, and calls instrumented versions of functions.
 
     `conditions` maps the number of a node to (index in the recorder, condition). `calls` has the numbers of the nodes that
     call other functions. Nodes are numbered in the order of `ast.walk`.

@@ -19,7 +19,7 @@ from .values import Analysis, Known, NotAnalyzable
 def check_bytecode(analysis: Analysis, function: types.FunctionType, args: list[Any], reason: str) -> None:
     """Raise NotAnalyzable if a function branches, changes anything, or reads globals other than torch and builtins.
 
-    Attributes of its module that the function reads are guarded. `reason` says why the source cannot be read.
+    Attributes of the nn.Module that the function reads are guarded (guards.py). `reason` says why the source cannot be read.
     """
     codes, owner = [function.__code__], next((arg for arg in args if isinstance(arg, Known) and isinstance(arg.value, nn.Module)), None)
     for code in codes:
@@ -40,10 +40,10 @@ def check_bytecode(analysis: Analysis, function: types.FunctionType, args: list[
 
 
 def _check_attribute(analysis: Analysis, owner: Known | None, name: str, reason: str) -> None:
-    """Check an attribute that a function reads. Bytecode does not tell whose it is, so it may be one of `owner`, the module.
+    """Check an attribute that a function reads. It may belong to `owner`, the module: bytecode does not tell whose it is.
 
-    Raise NotAnalyzable for an attribute that tells the device, for `__names__`, and for properties and methods of the user's
-    class. Guard a plain value: each call of the patched module checks it (guards.py).
+    Raise NotAnalyzable for an attribute that tells the device, for names such as `__dict__`, and for properties and methods
+    of the user's class. Guard a plain value: each call of the patched module checks it (guards.py).
     """
     if name in DEVICE_ATTRIBUTES or name.startswith("__"):
         raise NotAnalyzable(f"it reads {name}, and {reason}")

@@ -1,7 +1,7 @@
 """Interpret calls in the source of a forward.
 
 Functions of trusted packages (`trust`) are not interpreted. Other Python functions are followed: their source is
-interpreted, too. Any other call raises NotAnalyzable. Trials are comparisons on random input (recognition/trials.py).
+interpreted, too. Any other call raises NotAnalyzable.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Calls(Names):
         raise self.error(node, f"it calls {ast.unparse(node.func)}, which is unknown")
 
     def _method_of_unknown(self, function: ast.Attribute, base: Any, values: list[Any]) -> Any:
-        """Return what the analysis knows of the result of a method of an unknown value, such as a tensor, a size or a dtype."""
+        """Return the result of a method of an unknown value, such as `x.sum()`, as an object of values.py."""
         if isinstance(base, Unknown) and base.shape is not None and function.attr in SHAPE_METHODS:
             return self.computed(function, [Known(base.shape), *values], SHAPE_METHODS[function.attr])
         self.value(function)  # raises an error for methods such as get_device
@@ -71,7 +71,7 @@ class Calls(Names):
         return Known(SuperProxy((self.function.__closure__ or ())[code.co_freevars.index("__class__")].cell_contents, owner))
 
     def _arguments(self, node: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-        """Return what the analysis knows of positional and keyword arguments. None stands for an unknown number of them."""
+        """Return the arguments of a call as objects of values.py. None stands for an unknown number of arguments."""
         args, keywords = [], {}
         for arg in node.args:
             if not isinstance(arg, ast.Starred):
@@ -89,7 +89,7 @@ class Calls(Names):
         return args, keywords
 
     def _call_known(self, node: ast.Call, function: Known, args: list[Any], keywords: dict[str, Any], values: list[Any]) -> Any:
-        """Return what the analysis knows of the result of a known function. `values` has all arguments in one list."""
+        """Return the result of a known function as an object of values.py. `values` has all arguments in one list."""
         called, text = function.value, ast.unparse(node.func)
         if isinstance(called, functools.partial):
             keywords = {**{name: Known(value) for name, value in called.keywords.items()}, **keywords}
@@ -129,11 +129,11 @@ class Calls(Names):
         raise self.error(node, f"it calls {text}, whose source cannot be read")
 
     def _call_pure(self, node: ast.Call, called: Any, values: list[Any], keywords: dict[str, Any]) -> Any:
-        """Return what the analysis knows of the result of a builtin function, or of a method of a number, string or the like."""
+        """Return the result of a builtin function, or of a method of a string or the like, as an object of values.py."""
         first = values[0] if values else FIXED
         if called is isinstance and is_tensor(first) and isinstance(values[1], Known):
             classes = values[1].value if isinstance(values[1].value, tuple) else (values[1].value,)
-            if Tensor in classes:  # then the result is True: the original forward handles other inputs
+            if Tensor in classes:  # True, because the original forward runs for other inputs
                 return Known(True)
         if called is type and len(values) == 1 and isinstance(first, Known):
             return Known(type(first.value), f"{first.path}.__class__")
@@ -145,7 +145,7 @@ class Calls(Names):
         return self.computed(node, values, None if keywords else called)
 
     def _call_torch(self, node: ast.Call, called: Any, text: str, values: list[Any]) -> Any:
-        """Return what the analysis knows of the result of a function of torch, or of another trusted package."""
+        """Return the result of a function of torch, or of another trusted package, as an object of values.py."""
         name, module = getattr(called, "__name__", ""), getattr(called, "__module__", None) or ""
         if type(called).__module__ == "torch._ops" and "aten" not in str(called):
             raise self.error(node, f"it calls {text}, whose source cannot be read")
@@ -175,7 +175,7 @@ class Calls(Names):
         return self.attribute(node, base, name.value) if exists else args[2] if len(args) > 2 else FIXED
 
     def _follow_autograd_function(self, function: type[torch.autograd.Function]) -> Any:
-        """Follow the methods of an autograd.Function, and return TENSOR. Trials cannot record the conditions in these methods."""
+        """Follow the methods of an autograd.Function, and return TENSOR. Trials cannot record their conditions."""
         for name in ("forward", "backward", "setup_context"):
             step = inspect.getattr_static(function, name, None)
             step = step.__func__ if isinstance(step, (staticmethod, classmethod)) else step

@@ -39,9 +39,9 @@ class Expressions(Calls):
         return self.and_or(node, lambda operand: self.value(operand) if operand is node.values[-1] else self.test(operand), False)
 
     def and_or(self, node: ast.BoolOp, evaluate: Callable[[ast.expr], Any], as_condition: bool) -> Any:
-        """Return what the analysis knows of an expression with `and` or `or`.
+        """Return the value of an expression with `and` or `or` as an object of values.py, such as `Known(3)`.
 
-        Operands after one that decides the outcome are not evaluated. With `as_condition`, only the truth of the result
+        Operands after one that decides the outcome are not evaluated. With `as_condition`, only the truth of the value
         matters.
         """
         deciding_outcome, undecided = isinstance(node.op, ast.Or), []

@@ -1,8 +1,7 @@
 """The base class of the interpreter, which follows a function: interprets its source without running it.
 
-What the analysis knows of a value is an object of values.py: `Known`, with the value itself, or `Unknown`, such as FIXED
-or VARIES. Trials are comparisons on random input (recognition/trials.py). A guarded value is checked in each call of the
-patched module (guards.py).
+The interpreter represents a value by an object of values.py: `Known(3)` for 3, or an `Unknown` such as VARIES. A guarded
+value is checked in each call of the patched module (guards.py).
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from onepass.patching.guards import is_plain
 from .trust import TRUSTED_PACKAGES
 from .values import FIXED, TENSOR, VARIES, Analysis, Condition, Known, NotAnalyzable, are_same, is_callable_or_package, is_tensor, varies
 
-# The type of a function that follows another one. Its arguments: the other function, the positional and keyword arguments of
-# that function, and whether trials record its conditions. It returns what the analysis knows of the result of that function.
+# The type of `follow(function, args, keywords, is_recorded)`, which interprets a function and returns its result as an
+# object of values.py. `is_recorded` tells whether trials (recognition/trials.py) record the conditions of the function.
 Follow = Callable[[Any, list[Any], dict[str, Any], bool], Any]
 
 
 class Interpreter:
-    """Follows one function. Subclasses add a method `_eval_...` for each kind of expression, and `_exec_...` for statements."""
+    """Interprets a function. Subclasses add a method `_eval_...` for each kind of expression, and `_exec_...` for statements."""
 
     def __init__(self, analysis: Analysis, function: types.FunctionType, tree: ast.FunctionDef, follow: Follow) -> None:
         self.analysis, self.function, self.tree, self.follow = analysis, function, tree, follow
         self.node_numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
-        self.variables: dict[str, Any] = {}  # what the analysis knows of each local variable
+        self.variables: dict[str, Any] = {}  # local variables, each as an object of values.py
         self.returns: list[Any] = []
         self.branch_varies = False  # whether the current statement runs only in some calls
 
@@ -38,11 +37,11 @@ class Interpreter:
         raise NotImplementedError
 
     def test(self, node: ast.expr, optional_outcomes: frozenset[bool] = frozenset()) -> Any:
-        """Return what the analysis knows of a condition, and record the condition if it varies from call to call."""
+        """Return a condition as `Known(True)`, `Known(False)` or `Unknown` (values.py). Record it if it varies between calls."""
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> Any:
-        """Return what the analysis knows of the value of an expression."""
+        """Return the value of an expression as an object of values.py, such as `Known(3)` or VARIES."""
         evaluate = getattr(self, f"_eval_{type(node).__name__}", None)
         if evaluate is None:
             raise self.error(node, f"it has an expression that cannot be followed, {ast.unparse(node)!r:.60}")
@@ -61,7 +60,7 @@ class Interpreter:
         return f"{self.function.__code__.co_filename.rsplit('/', 1)[-1]}:{getattr(node, 'lineno', self.tree.lineno)}"
 
     def either(self, a: Any, b: Any) -> Any:
-        """Return what the analysis knows of a value that is either `a` or `b`."""
+        """Merge `a` and `b`, the values of a variable in two branches, into one object of values.py, such as VARIES."""
         if are_same(a, b):
             return a
         if self.branch_varies or varies(a) or varies(b):
@@ -69,9 +68,9 @@ class Interpreter:
         return FIXED
 
     def computed(self, node: ast.AST, parts: list[Any], compute: Callable[..., Any] | None = None) -> Any:
-        """Return what the analysis knows of a value computed from `parts`.
+        """Return the value that is computed from `parts`: `Known`, FIXED or VARIES (values.py).
 
-        The value is known only if all parts are known and `compute` is given.
+        It can be `Known` only if all parts are `Known` and `compute` is given.
         """
         for part in parts:
             if isinstance(part, Known) and not is_plain(part.value) and not is_callable_or_package(part.value):
@@ -86,7 +85,7 @@ class Interpreter:
         return VARIES if any(map(varies, parts)) else FIXED
 
     def outside(self, value: Any, path: str, text: str) -> Any:
-        """Return a value from outside the function as `Known`. Numbers, strings and similar values are guarded."""
+        """Return a value from outside the function, such as a global, as `Known`. Numbers, strings and the like are guarded."""
         if isinstance(value, Tensor):
             raise NotAnalyzable(f"it reads {text}, a tensor that does not belong to the module")
         if is_plain(value) and path.split(".")[0].split(":")[0] not in TRUSTED_PACKAGES:

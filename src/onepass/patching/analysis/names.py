@@ -48,7 +48,7 @@ class Names(Interpreter):
         return VARIES if varies(base) else FIXED
 
     def attribute(self, node: ast.AST, base: Known, name: str) -> Any:
-        """Return what the analysis knows of the attribute `name` of a known value."""
+        """Return the attribute `name` of a known value as an object of values.py, such as `Known(3)`."""
         value, path = base.value, f"{base.path}.{name}" if base.path else ""
         text = f"{getattr(value, '__name__', base.path or type(value).__name__)}.{name}"
         if isinstance(value, nn.Module):

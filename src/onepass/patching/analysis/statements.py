@@ -20,7 +20,7 @@ class Statements(Expressions):
     """The complete interpreter: follows a function statement by statement."""
 
     def run(self, args: list[Any], keywords: dict[str, Any]) -> Any:
-        """Follow the function with these arguments, and return what the analysis knows of its result."""
+        """Interpret the function with these arguments, and return its result as an object of values.py."""
         self._bind(args, keywords)
         self._block(self.tree.body)
         return functools.reduce(self.either, self.returns) if self.returns else Known(None)
@@ -48,7 +48,7 @@ class Statements(Expressions):
     # Conditions
 
     def test(self, node: ast.expr, optional_outcomes: frozenset[bool] = frozenset()) -> Any:
-        """Return what the analysis knows of a condition, and record the condition if it varies from call to call.
+        """Return a condition as `Known(True)`, `Known(False)` or `Unknown` (values.py). Record it if it varies between calls.
 
         In an expression with `and` or `or`, each operand is recorded on its own.
         """
@@ -142,7 +142,7 @@ class Statements(Expressions):
     def _branches(self, test_varies: bool, *branches: list[ast.stmt]) -> bool:
         """Follow all branches, although each call takes only one. Return whether the code after the branches can run.
 
-        Afterwards, a variable may have its value from any of the branches.
+        Afterwards, `self.variables` has the values of all branches, merged by `either`.
         """
         outer, before, after = self.branch_varies, dict(self.variables), []
         self.branch_varies = outer or test_varies

@@ -1,7 +1,7 @@
 """Decide which functions are trusted: the analysis does not read their source.
 
 The result of a trusted function depends only on its arguments. The lists below also name the exceptions: functions of
-torch whose results depend on the machine or on settings. Trials are comparisons on random input (recognition/trials.py).
+torch whose results depend on the machine or on settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PURE_BUILTINS = {
 NEVER_CALL_ARGUMENTS = {type, isinstance, issubclass, callable, bool, len, repr, str}
 
 
-VARIED_BY_TRIALS = {  # functions of torch whose result differs between trials
+VARIED_BY_TRIALS = {  # functions of torch whose result differs between trials (recognition/trials.py)
     "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "is_autocast_cpu_enabled", "get_autocast_dtype",
     "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
 }  # fmt: skip

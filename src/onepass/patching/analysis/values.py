@@ -1,7 +1,4 @@
-"""What the analysis of a forward knows of a value, and the result of an analysis.
-
-Trials are comparisons on random input (recognition/trials.py).
-"""
+"""What the analysis of a forward knows of a value, and the result of an analysis."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ FIXED, VARIES, TENSOR = Unknown(False), Unknown(True), Unknown(True, True)
 
 
 class Variadic(NamedTuple):
-    """What the analysis knows of the values in `*args` (a list), or in `**kwargs` (a dictionary)."""
+    """The values in `*args` (a list) or `**kwargs` (a dictionary), each as `Known` or `Unknown`."""
 
     values: Any
 
@@ -50,7 +47,7 @@ class BoundMethod(NamedTuple):
 
 
 class SuperProxy(NamedTuple):
-    """The value of `super()`: the class after which attributes are searched, and the module."""
+    """The value of `super()`: the class after which the search for attributes starts, and the module."""
 
     after: type
     owner: Known
@@ -60,7 +57,7 @@ class Condition(NamedTuple):
     """A condition on a value that varies from call to call."""
 
     text: str
-    optional_outcomes: frozenset[bool]  # outcomes that trials need not see, such as one that leads to an error
+    optional_outcomes: frozenset[bool]  # outcomes that trials (trials.py) need not see, such as one that leads to an error
     is_loop: bool = False  # for the iterable of a `for` loop, the outcome is whether it has any elements
 
 
@@ -76,7 +73,7 @@ class Analysis:
     checks_compiling: bool = False  # whether the forward asks if it is being compiled
     functions: set[Any] = field(default_factory=set)  # all functions whose source was interpreted
     conditions: dict[tuple[Any, int], Condition] = field(default_factory=dict)  # by function and node number
-    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of such functions: (calling function, number of the call)
+    calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of `functions`: (calling function, node number of the call)
 
     def guard(self, path: str, value: Any, text: str) -> None:
         if not path:
@@ -95,7 +92,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def are_same(a: Any, b: Any) -> bool:
-    """Return whether the analysis knows the same of two values."""
+    """Return whether two objects such as `Known(3)` and VARIES say the same about a value."""
     if not (isinstance(a, Known) and isinstance(b, Known)):
         return a is b
     return a.value is b.value or (is_plain(a.value) and is_plain(b.value) and type(a.value) is type(b.value) and a.value == b.value)

@@ -27,7 +27,7 @@ from .rewriting import Place, has_layout_calls, places
 
 
 class Fusion(NamedTuple):
-    """A norm and its neighbour. `obstacle` says why the two cannot be fused; "" if they can."""
+    """A norm and its neighbour ("SiLU", "the sum before it"). `obstacle` says why the two cannot be fused; "" if they can."""
 
     norm: nn.Module
     neighbour: str
@@ -36,7 +36,7 @@ class Fusion(NamedTuple):
 
 @dataclass
 class ModuleFusions:
-    """The norms with a neighbour in one module, fusable or not, and the recipe for the new class of the module."""
+    """All fusions in one module, also those with an obstacle, and the recipe for the new class of the module."""
 
     recipe: SequentialRecipe | BlockRecipe | None = None
     fusions: list[Fusion] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ModelNorms(NamedTuple):
 
 
 def find_fusions(module: nn.Module, norms: ModelNorms, channels_last: bool) -> ModuleFusions:
-    """Return what can be fused in one module, without its children. `channels_last` is the argument of `patch`."""
+    """Return the fusions in one module, except those in its children. `channels_last` is the argument of `patch`."""
     if isinstance(module, Swapped) or "forward" in module.__dict__:
         return ModuleFusions()
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -155,7 +155,7 @@ def _find_in_method(
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:
-    """Return the module registered at a path, or None. Properties do not count: they may return another module each time."""
+    """Return the child module at a path such as "block.norm", or None. Properties do not count: their value may change."""
     value: nn.Module | None = module
     for name in path.split("."):
         value = None if value is None else value._modules.get(name)
@@ -163,7 +163,7 @@ def _submodule(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def _may_be_activation(function: Any) -> bool:
-    """Return whether a function is named like an activation. Other functions are never called, since they may do anything."""
+    """Return whether a function is named like an activation. Other functions are not tried, since a call may do anything."""
     name = getattr(function, "__name__", "").lower()
     return callable(function) and any(word in name for word in (*ACTIVATIONS, "swish", "nonlinearity"))
 

@@ -86,7 +86,7 @@ class BlockRecipe:
         """Return the rewritten methods.
 
         Under torch.compile the original methods run, and a graph pass fuses norms with their neighbours
-        (dispatch/compiled.py). Only methods with `keep_layout` run rewritten there, too.
+        (dispatch/compiled.py). Methods with `keep_layout` are an exception: they run rewritten there, too.
         """
         methods = {}
         for name, fused, keep_layout in self.methods:
@@ -102,7 +102,7 @@ class _FusedBlock(nn.Module):
     _recipe: BlockRecipe
 
     def _onepass_act_norm(self, norm: Any, act: Any, name: str, x: Any) -> Any:
-        """Return `act(norm(x))`. If the source calls a function such as F.silu, `act` is None, and `name` tells which."""
+        """Return `act(norm(x))`. If the source calls a function such as F.silu, `act` is None and `name` is "silu"."""
         unchanged = act is None or ((name, signature_of(act)) in self._recipe.activations and not has_hooks(act))
         if not _compiling() and unchanged and _can_activate_now(norm) and not has_global_hooks():
             return norm(x, activation=name)

@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
 @cache
 def places(function: Callable[..., Any]) -> tuple[Place, ...]:
-    """Return all places in a method where a norm has a neighbour."""
+    """Return all places in a method with an activation after a norm, or a sum before it."""
     rewriter = _Rewriter(method_source(function), None, False)
     rewriter.rewrite()
     return tuple(dict.fromkeys(rewriter.places))
@@ -46,7 +46,7 @@ def places(function: Callable[..., Any]) -> tuple[Place, ...]:
 def rewrite(function: Callable[..., Any], fused: dict[Place, str], keep_layout: bool) -> Callable[..., Any]:
     """Return a rewritten copy of a method.
 
-    `fused` maps each place to fuse to the name of the activation, or to "" for a sum. With `keep_layout`, contiguous()
+    `fused` has the places to fuse, each with the name of its activation ("" for a sum). With `keep_layout`, contiguous()
     and view() are replaced by methods that accept channels-last tensors.
     """
     source = method_source(function)
@@ -60,7 +60,7 @@ def has_layout_calls(function: Callable[..., Any]) -> bool:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Rewrites a method at the places in `fused`, and collects all places. If `fused` is None, the new tree is not used."""
+    """Rewrites a method at the places in `fused`, and collects all places. If `fused` is None, only the places are used."""
 
     def __init__(self, source: MethodSource, fused: dict[Place, str] | None, keep_layout: bool) -> None:
         self.tree, self.fused, self.keep_layout = deepcopy(source.tree), fused, keep_layout
@@ -82,7 +82,7 @@ class _Rewriter(ast.NodeTransformer):
         return None if self.fused is None else self.fused.get(place)
 
     def _name_called(self, function: ast.expr) -> str:
-        """Return the name of a called function, such as "self.act" or "F.silu". The first parameter counts as "self"."""
+        """Return the name of a called function, such as "self.act" or "F.silu". "self" stands for the first parameter."""
         first, dot, rest = _dotted_name(function).partition(".")
         return f"self.{rest}" if dot and first == self.self_name else f"{first}{dot}{rest}"
 
@@ -218,7 +218,7 @@ def _target(statement: Any) -> str | None:
 
 
 def _activation_call(node: Any) -> ast.Call | None:
-    """Return the node if it is a call with one argument, and perhaps with `inplace=...`; otherwise None."""
+    """Return the node if it may call an activation: `act(x)` or `act(x, inplace=...)`; otherwise None."""
     plain = isinstance(node, ast.Call) and len(node.args) == 1 and all(keyword.arg == "inplace" for keyword in node.keywords)
     return node if plain and _dotted_name(node.func) else None
 
@@ -233,14 +233,14 @@ def _is_copy(statement: Any, value: str) -> bool:
 
 
 def _last_statements(node: ast.If) -> Iterator[ast.stmt]:
-    """Yield the last statement of every branch of an `if`. For a branch that ends with an `if`, yield those of its branches."""
+    """Yield the last statement of every branch of an `if`. If that is an `if` itself, yield those of its branches instead."""
     for branch in (node.body, node.orelse):
         if branch:
             yield from _last_statements(branch[-1]) if isinstance(branch[-1], ast.If) else [branch[-1]]
 
 
 def _append_to_branches(node: ast.If, statement: ast.stmt) -> None:
-    """Append a statement to every branch of an `if`, and to an `else` that the source omits.
+    """Append a statement to every branch of an `if`. If the source has no `else`, add one.
 
     Branches that end with return, raise, continue or break stay as they are.
     """

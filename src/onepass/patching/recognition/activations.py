@@ -22,7 +22,7 @@ _names: dict[Any, str | None] = {}
 
 
 def activation_name(act: Any) -> str | None:
-    """Return the name of the activation that a module or a function computes, such as "silu"; None if onepass has none."""
+    """Return the name of the activation that a module or a function computes, such as "silu"; None if onepass lacks it."""
     if isinstance(act, nn.Module) and (
         any(True for _ in act.parameters()) or any(True for _ in act.children()) or "forward" in act.__dict__
     ):

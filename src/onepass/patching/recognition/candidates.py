@@ -27,7 +27,7 @@ TORCH_NORMS: dict[type[nn.Module], NormRecipe] = {
 }
 
 
-USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # tried after the attributes that may be eps
+USUAL_EPS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)  # values of eps to try after the module's attributes
 
 
 def candidates(module: nn.Module) -> Iterator[NormRecipe]:
@@ -61,10 +61,10 @@ def candidates(module: nn.Module) -> Iterator[NormRecipe]:
 
 
 def _eps_candidates(module: nn.Module) -> list[Location]:
-    """Return what may be the eps of a module, in the order to try.
+    """Return names of attributes, and values, that may be the eps of a module, in the order to try them.
 
-    First come the names of attributes with a small value, beginning with those that contain "eps". Then come the usual
-    values, because a forward may contain eps as a constant.
+    Attributes with a small value come first, beginning with those whose name contains "eps". The usual values follow,
+    because a forward may contain eps as a constant.
     """
     small = [name for name, value in module.__dict__.items() if isinstance(value, float) and 0 < value < 0.1]
     small.sort(key=lambda name: "eps" not in name)

@@ -3,7 +3,7 @@
 A module is tried if its class is registered, if the name of its class contains "norm", or if it has one or two 1-D
 parameters of the same size. Its forward must take one tensor. `trials` compares the module with each norm that it may
 compute (`candidates`), on random input. The first norm that agrees becomes its recipe (`NormRecipe` of swapped_norm.py).
-A module stays as it is if no norm agrees, or if its forward branches on something that trials cannot vary (`analysis/`).
+A module stays as it is if no norm agrees, or if its forward branches on what trials cannot vary, such as the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ UNSUPPORTED = {
 _registered: dict[type[nn.Module], NormRecipe] = {}
 
 
-# Maps `trial_key` of a module (stand_ins.py) to the result of `_find_recipe`, and to the values that its forward reads.
+# A cache. Maps `trial_key` of a module (stand_ins.py) to the result of `_find_recipe`, and to the values that forward reads.
 _results: dict[Any, tuple[NormRecipe | str, dict[str, Any]]] = {}
 
 
@@ -68,7 +68,7 @@ def register(cls: type[nn.Module], like: type[nn.Module], **where: Any) -> None:
 
 
 def recognize(module: nn.Module) -> NormRecipe | str | None:
-    """Return the recipe of a norm, or the reason why it has none; None if the module does not look like a norm."""
+    """Return the recipe for a norm, or the reason (a string) why there is none; None if the module does not look like a norm."""
     cls = type(module)
     registered = next((_registered[base] for base in cls.__mro__ if base in _registered), None)
     is_named_norm = "norm" in cls.__name__.lower() and not cls.__module__.startswith("torch.")
@@ -120,7 +120,7 @@ def _are_norm_parameters(params: dict[str, Tensor]) -> bool:
 
 
 def _find_recipe(module: nn.Module, registered: NormRecipe | None, analysis: Analysis) -> NormRecipe | str:
-    """Return the recipe of the first candidate that agrees with a module, or the reason why none does. Fills `analysis`."""
+    """Return the recipe of the first norm that agrees with a module, or the reason why there is none. Fills `analysis`."""
     cls, nearest = type(module), (float("inf"), "")
     argument = _input_name(cls)
     if argument is None:
@@ -184,7 +184,7 @@ def _confirm(module: nn.Module, recipe: NormRecipe, analysis: Analysis) -> NormR
 
 
 def _attributes_read_by_ours(module: nn.Module) -> tuple[str, ...]:
-    """Return the attributes that the forward of onepass reads in each call. Their changes take effect, so they need no guard."""
+    """Return the attributes that onepass reads anew in each call. They need no guard, because changes of them take effect."""
     return ("eps", "momentum", "num_groups", "normalized_shape", "weight", "bias") if isinstance(module, tuple(TORCH_NORMS)) else ()
 
 
@@ -194,7 +194,7 @@ def _child_classes(module: nn.Module) -> tuple[tuple[str, type], ...]:
 
 @cache
 def _input_name(cls: type[nn.Module]) -> str | None:
-    """Return the name of the input in the signature of forward.
+    """Return the name of the input in the signature of forward, such as "x".
 
     Return None if forward needs more arguments, or if a parameter is named `activation` or `residual`.
     """

@@ -22,9 +22,9 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def trial_key(module: nn.Module) -> Any:
-    """Return a key for the results of trials. Modules with equal keys need only one trial.
+    """Return the key under which the result of a trial is cached. Modules with equal keys share one trial.
 
-    The key holds the class of a module, the shapes of its tensors, and its attributes; and the keys of its children.
+    The key holds the class of a module, the shapes of its tensors, its attributes, and the keys of its children.
     """
     tensors = [(name, None if t is None else tuple(t.shape)) for name, t in (*module._parameters.items(), *module._buffers.items())]
     return (
@@ -39,7 +39,7 @@ def trial_key(module: nn.Module) -> Any:
 def _attribute_keys(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield (name, key) for the attributes that a module has in addition to those of nn.Module.
 
-    The keys of plain values (see guards.py) compare by value, all others by identity.
+    Keys of plain values, such as numbers and strings, compare by value; all others compare by identity.
     """
     for name, value in sorted(module.__dict__.items()):
         if name not in COMMON_ATTRIBUTES:

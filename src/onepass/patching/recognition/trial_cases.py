@@ -15,7 +15,7 @@ from onepass import nn as onepass_nn
 
 from .stand_ins import own_parameters
 
-MAX_ELEMENTS = 2**19  # about the number of elements of the largest inputs
+MAX_ELEMENTS = 2**19  # the largest inputs have about this many elements
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -51,7 +51,7 @@ class Case(NamedTuple):
     def settings(self) -> Iterator[None]:
         """Return a context with the gradient mode and autocast of this case.
 
-        CUDA's autocast is set, too, because a forward may ask for it although trials run on the CPU.
+        CUDA's autocast is set, too, because a forward may ask whether it is on, although trials run on the CPU.
         """
         mode = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[self.mode]
         before = torch.is_autocast_enabled("cuda")
@@ -64,7 +64,7 @@ class Case(NamedTuple):
 
 
 def quick_inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
-    """Return inputs that tell norms apart: of several ranks, with a nonzero mean, and so small that every usual eps matters."""
+    """Return inputs that tell norms apart: of several ranks, with a nonzero mean, some so small that every usual eps matters."""
     rows, channels = _sizes(module)
     if like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm):
         shapes = [(2, 3, *rows), (2, 3, 5, *rows), (7, *rows)]
@@ -77,7 +77,7 @@ def quick_inputs(module: nn.Module, like: type[nn.Module]) -> list[Tensor]:
 
 
 def all_cases(module: nn.Module, like: type[nn.Module], registered: bool) -> Iterator[Case]:
-    """Yield every case in which a module has to agree with `like`. A registered class skips mixed dtypes and autocast."""
+    """Yield every case in which a module has to agree with `like`. For registered classes: no mixed dtypes, no autocast."""
     rows, channels = _sizes(module)
     if like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm):
         ranks = [(*lead, *rows) for lead in ((2, 3), (), (7,), (2, 3, 5), (2, 1, 3, 2))]
@@ -106,7 +106,7 @@ def all_cases(module: nn.Module, like: type[nn.Module], registered: bool) -> Ite
         yield from (plain._replace(layout="strided", shape=shape, mode="no_grad") for shape in shapes)
         yield from (Case(shape, training=training, mode="no_grad") for shape in sizes)
     if registered:
-        return  # mixed dtypes and autocast are not tried: see `result` of `register`
+        return
     yield from (Case(base, dtype, weight) for dtype, weight in (MIXED_DTYPES if own_parameters(module) else []))
     for dtype, mode in product(DTYPES, ("grad", "no_grad")):
         yield Case(base, dtype, dtype, mode == "grad", mode, autocast=True)

@@ -40,7 +40,7 @@ def largest_difference(module: nn.Module, recipe: NormRecipe) -> float:
     with isolated():
         for training in (True, False):
             for x in quick_inputs(module, recipe.like):
-                scale = 100.0 if x.abs().max() > 100 else 1.0  # scale of the parameters; a large one reveals a clamp
+                scale = 100.0 if x.abs().max() > 100 else 1.0  # of the parameters; large ones reveal a clamp in the forward
                 try:
                     worst = max(worst, _difference(module, swapped_class(cls, recipe), x, training, scale))
                 except Exception:
@@ -63,7 +63,7 @@ def _difference(module: nn.Module, new_class: type[nn.Module], x: Tensor, traini
 
 
 def _relative_difference(a: Any, b: Any) -> float:
-    """Return the largest difference, relative to the largest value of a; infinite if type, shape or dtype differ."""
+    """Return the largest difference of a and b, relative to the largest value of a; infinite if type, shape or dtype differ."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype):
         return 0.0 if a is b else float("inf")
     if not a.numel():
@@ -88,11 +88,11 @@ class Verdict(NamedTuple):
 
     why: str = ""  # why the recipe is wrong; "" if it is right
     ranks: tuple[int, ...] = ()  # ranks of x for which the original forward has to run
-    dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # (of x, of parameters) for which it has to run
+    dtypes: tuple[tuple[torch.dtype, torch.dtype], ...] = ()  # pairs (dtype of x, of parameters) for which it has to run
 
 
 def compare_in_all_cases(module: nn.Module, recipe: NormRecipe, analysis: Analysis | None) -> Verdict:
-    """Compare a module with its recipe in every case, and return the result. `analysis` is None for a registered class."""
+    """Compare a module with its recipe in each of `all_cases` (trial_cases.py). `analysis` is None for a registered class."""
     cls, new_class = type(module), swapped_class(type(module), recipe)
     recorder = BranchRecorder(analysis or Analysis())
     their_forward = recorder.instrumented(cls.forward)
@@ -126,7 +126,7 @@ class _StateChanged(Exception):
 
 
 def _try_case(module: nn.Module, cls: type[nn.Module], forward: Callable[..., Any], case: Case) -> list[Tensor | None] | Exception:
-    """Return the results of one case (a list, see `_run`), or the error that the forward raised."""
+    """Run a forward in one case. Return its results (a list, see `_run`), or the error that it raised."""
     twin = stand_in(module, cls, case.weight_dtype)
     nn.Module.train(twin, case.training)
     twin.requires_grad_(case.needs_grad != "x")
@@ -176,7 +176,7 @@ def with_dtype_rules(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:
                 with watch if x_dtype == weight_dtype else nullcontext():
                     results[x_dtype, weight_dtype] = cls.forward(stand_in(module, cls, weight_dtype), x.to(x_dtype)).dtype
             except Exception:
-                continue  # the module does not support this pair, so its recipe need not
+                continue  # the module does not support this pair, so its recipe need not either
     autocast = any(dtype in HALF_DTYPES for dtype in watch.dtypes)
     if recipe.weight is None or not own_parameters(module):
         if all(y == x for (x, _), y in results.items()):
