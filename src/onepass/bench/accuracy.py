@@ -1,4 +1,4 @@
-"""Checks results against the definition of the norms in float64, before a time is reported.
+"""Checks the results that `onepass bench` times against the definition of the norms in float64.
 
 The check runs on the device of the tensors. It takes x in slices, so that 10⁹ elements fit into memory.
 """
@@ -17,9 +17,9 @@ from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
 from onepass.verify.tensors import Operands
 
-SLICE = 2**24  # elements of x in a slice; the check needs about 200 bytes of memory for each, 350 with gradients
+SLICE = 2**24  # elements of x in a slice; the check needs about 200 bytes of memory per element, 350 with gradients
 PER_SAMPLE = ("x", "residual", "scale", "shift")
-# The fields of an Outcome with one entry per sample. The others are sums over samples.
+# The fields of an Outcome with one entry per sample. The other fields are sums over samples.
 SLICED = ("y", "sum", *(f"d{name}" for name in PER_SAMPLE))
 
 
@@ -76,7 +76,7 @@ def _slices(case: Case, x: Tensor) -> Iterator[slice]:
 
 
 def _exact(case: Case, operands: Operands, dy: Tensor | None) -> tuple[Outcome, Outcome]:
-    """Return (value, error): the results by the definition in float64, and their `computing_error` (verify/oracle.py)."""
+    """Return the results by the definition in float64, and the error that each may have before it is rounded."""
     wide = oracle.in_float64(operands)
     dy = None if dy is None else dy.to(torch.float64)
     with torch.enable_grad():

@@ -30,7 +30,7 @@ Run = Callable[[], Any]
 
 class Measured(NamedTuple):
     time: Timing
-    mode: str  # what was timed. "graph": a CUDA graph; "events": the call, as slow as the slower of host and GPU; "cpu": the call
+    mode: str  # what was timed. "graph": a CUDA graph of the call; "events": the call, with waits for the host; "cpu": the call
     host: Timing | None = None
 
 
@@ -75,7 +75,7 @@ def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[R
 def _first_runs(
     row: Row, operands: Operands, dy: Tensor | None, providers: Mapping[str, Provider]
 ) -> tuple[dict[str, Run], dict[str, Outcome], dict[str, str]]:
-    """Run each provider once. Return the calls to time, their outcomes, and the errors of providers that raised, by provider.
+    """Run each provider once. Return three dicts by provider: calls to time, their outcomes, and the errors raised.
 
     Each provider updates its own copy of the running statistics.
     """
@@ -120,13 +120,13 @@ def backward(provider: Provider, case: Case, operands: Operands, dy: Tensor) -> 
 def _memory(run: Run, on_cuda: bool) -> Record:
     """Run a backward, and return its memory in bytes: the peak, the gradients, and the difference of the two.
 
-    Bytes are counted as requested, before the allocator rounds them up. On a CPU only those of the gradients are known.
+    Bytes are counted as requested, before the allocator rounds them up. On a CPU, only the bytes of the gradients are known.
     """
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     before = _requested("current") if on_cuda else 0
-    # By address, because dx and dresidual may share one storage.
+    # By address, so that a storage shared by dx and dresidual counts once.
     storages = {grad.untyped_storage().data_ptr(): grad.untyped_storage().nbytes() for grad in run()}
     gradients, peak = sum(storages.values()), _requested("peak") - before if on_cuda else None
     return {"peak_bytes": peak, "gradient_bytes": gradients, "extra_bytes": None if peak is None else peak - gradients}
@@ -142,14 +142,14 @@ def _synchronize(x: Tensor) -> None:
 
 
 def _copy(operands: Operands) -> Run:
-    """Return a call that moves the bytes that any forward must move: x to y and, with a residual, the residual to the sum."""
+    """Return a call that copies x and the residual, if any. A forward must move at least as many bytes."""
     source = operands.x if operands.residual is None else torch.stack((operands.x, operands.residual))
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _time(copy: Run, runs: Mapping[str, Run], on_cuda: bool) -> tuple[Timing, dict[str, Measured]]:
-    """Time the copy and every call in turn. Return the Timing of the copy, and by provider what was Measured."""
+    """Time the copy and every call in turn. Return the Timing of the copy, and a Measured for each provider."""
     if not on_cuda:
         first, *times = timing.interleaved([copy, *runs.values()])
         return first, {name: Measured(time, "cpu") for name, time in zip(runs, times)}

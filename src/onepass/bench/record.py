@@ -1,4 +1,4 @@
-"""Records of results: fields that tell where a result came from, and files with one record per line, as JSON."""
+"""Reads and writes records of results, one JSON object per line, and makes the fields that tell where they came from."""
 
 from __future__ import annotations
 

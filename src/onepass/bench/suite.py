@@ -25,7 +25,7 @@ Direction = Literal["forward", "backward"]
 class Row:
     """One forward or backward to measure.
 
-    `target` is the goal: a time of at most so many µs, or a speed of at least this fraction of the speed of a copy.
+    `target` is the longest time in µs if `unit` is "us", otherwise the lowest speed as a fraction of that of a copy.
     """
 
     case: Case
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def copied(self) -> int:
-        """The number of tensors copied by the copy that we compare with: x, and the residual if there is one."""
+        """The number of tensors in the copy whose speed we compare with: 1 for x, or 2 for x and the residual."""
         return 2 if self.case.residual else 1
 
     @property
@@ -65,7 +65,7 @@ class Row:
         return f"≥ {self.target:.2f}" if self.unit == "fraction" else f"≤ {self.target:g} µs"
 
     def missed_by(self, us: float, fraction: float) -> float | None:
-        """Return by how much a result misses the target, in its unit: zero or less if it is met, None if there is no target."""
+        """Return by how much a result misses the target, in the target's unit: at most 0 if met, None if there is no target."""
         if self.target is None:
             return None
         return self.target - fraction if self.unit == "fraction" else us - self.target

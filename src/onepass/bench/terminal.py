@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def progress(items: Iterable[T], total: int, label: Callable[[T], str], log: bool = False) -> Iterator[T]:
-    """Yield the items and show a progress bar. If stderr is no terminal, print one line per item instead, but only with `log`."""
+    """Yield the items and show a progress bar. If stderr is no terminal, print a line per item with `log`, else nothing."""
     live = sys.stderr.isatty()
     for done, item in enumerate(items, 1):
         if live:

@@ -22,7 +22,7 @@ class Timing(NamedTuple):
 
 
 def interleaved(variants: Sequence[Callable[[], Any]], seconds: float = 0.3) -> list[Timing]:
-    """Time several callables in turn, so that a disturbance affects all of them. Return one Timing for each.
+    """Time several callables in turn, so that a disturbance of the machine affects all. Return one Timing for each.
 
     Example: `ours, torchs = interleaved([lambda: f(x), lambda: g(x)])`
     """
@@ -49,7 +49,7 @@ def once(run: Callable[[], Any], n: int) -> float:
 
 
 def _repeats(run: Callable[[], Any]) -> int:
-    """Return how many calls take about a millisecond: at least 1, at most 1000. The first call, a warm-up, is not counted."""
+    """Return how many calls take about a millisecond, from 1 to 1000. Make one call as a warm-up first."""
     run()
     return max(1, min(1000, int(1e-3 / max(once(run, 3), 1e-7))))
 
@@ -100,7 +100,7 @@ def device_times(variants: Sequence[Callable[[], Any]], samples: int = 20) -> li
     """Return the GPU time of each call, measured between CUDA events. The L2 cache is flushed before each sample.
 
     Calls longer than 2 ms get fewer samples, but at least 5. Do not capture a copy: in a graph, `copy_` becomes a memcpy
-    node, which runs at two thirds of the speed (H200, 2026-11-15).
+    node, which runs at two thirds of its usual speed (H200, 2026-11-15).
 
     Example: `copy, ours = device_times([lambda: y.copy_(x), capture(run)[0]])`
     """
@@ -113,7 +113,7 @@ def device_samples(variants: Sequence[Callable[[], Any]], samples: int = 20) -> 
 
     def sample(run: Callable[[], Any]) -> Callable[[], float]:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        flush()  # 80 µs of GPU work, in which the host queues what follows: so samples contain no host time
+        flush()  # takes the GPU 80 µs, in which the host queues the call: so samples contain no host time
         start.record()
         run()
         stop.record()
@@ -140,8 +140,8 @@ def _flush() -> Callable[[], Any]:
 def host_times(variants: Sequence[Callable[[], Any]], batches: int = 15) -> list[Timing]:
     """Return the host time of each call: the time until the call returns, while the GPU may still be working.
 
-    Calls are timed in batches of at most 20, and the GPU is idle before each batch. CUDA makes the host wait once 1024
-    launches are queued, so a call should launch at most 40 kernels. If the GPU is slow, batches have fewer calls, but at least 5.
+    Calls are timed in batches of at most 20, and the GPU is idle before each batch. If a call takes over 1 ms, batches
+    have fewer calls, but at least 5. A call should launch at most 40 kernels: CUDA makes the host wait once 1024 are queued.
     """
     return [summary(taken) for taken in host_samples(variants, batches)]
 

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _title(case: Case) -> str:
-    """Return the name of the function, and of the modulation and activation that the case uses."""
+    """Return the function with its modulation and activation, such as "group_norm + silu"."""
     extras = [word for word, there in (("modulate", case.modulate), (case.activation, case.activation)) if there]
     return " + ".join([f"add_{case.op}" if case.residual else case.op, *extras])
 

@@ -63,7 +63,7 @@ class _AnyMode(TorchDispatchMode):
 
 
 def _failure(case: Case, name: str) -> str:
-    """Run a case on device `name`, directly and through the registered op. Return an error message, or "" if none."""
+    """Run a case on a device, directly and by the registered op. Return a message if either fails, else ""."""
     try:
         operands = tensors.make(case, device=name)
         dy = tensors.make_dy(operands)

@@ -1,7 +1,7 @@
 """The picture of `onepass demo`: which elements each norm averages over.
 
-It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Blue elements share one mean and
-variance. They are found from the kernels' view of memory, x[outer, reps, sets, run]: a set extends along reps and run.
+It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Blue elements share one mean and variance. In the
+kernels' view of memory, x[outer, reps, sets, run], these are the elements that differ only in reps and run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def problem_of(definition: NormSpec, order: str) -> NormProblem:
 def members(problem: NormProblem, order: str, n: int, c: int, position: int) -> Tensor:
     """Return which elements share mean and variance with element (n, c, position), as booleans of shape (N, C, H·W).
 
-    The answer comes from `problem.x`, the view of memory.
+    It is computed from `problem.x`, the kernels' view of memory.
 
     Example: `members(problem_of(norms.batch_norm(), "NCHW"), "NCHW", 0, 0, 0).sum()` is N·H·W = 16.
     """

@@ -2,8 +2,8 @@
 
     add → norm → silu      becomes      norm, with a residual and an activation
 
-Inductor runs the pass once this process has traced one of our norms. It changes only graphs that contain one. In such a graph,
-it also replaces torch's group_norm by ours if an activation follows. Other compilers can call `fuse_neighbours` themselves.
+Inductor runs the pass once this process has traced one of our norms. The pass changes only graphs with a norm of ours. There, it
+also replaces torch's group_norm by ours if an activation follows. Other compilers can call `fuse_neighbours` themselves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswit
 }
 
 
-# For each activation, the calls that compute it: a function and its arguments beside the tensor.
+# For each activation, the calls that compute it: a function and its arguments besides the tensor.
 ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "silu": [(F.silu, {})],
     "relu": [(F.relu, {}), (torch.relu, {})],
@@ -36,11 +36,11 @@ ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 
 def fuse_neighbours(graph: fx.Graph) -> int:
-    """Merge the neighbours of norms into them, and return how many were merged."""
+    """Merge sums before our norms and activations after them into the norms. Return the number of changes."""
     merged = 0
     if not any(_is_norm(node) for node in graph.nodes):
         return 0
-    # Under autocast, torch's group_norm computes in float32.
+    # Under autocast, keep torch's group_norm, which then computes in float32.
     autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)
     for node in [] if autocast else list(graph.nodes):
         if node.target is F.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
@@ -96,7 +96,7 @@ def _results(node: fx.Node, at: int) -> list[fx.Node]:
 
 
 def _activation(node: fx.Node) -> str:
-    """The name of a node's activation, if a norm can apply it, else ""."""
+    """Return the activation that a node computes, such as "silu", or "" if it is none of ACTIVATION_CALLS."""
     if node.op != "call_function" or len(node.args) != 1:
         return ""
     call = node.target, {key: value for key, value in node.kwargs.items() if key != "inplace"}
@@ -142,7 +142,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _nothing_changes_between(first: fx.Node, last: fx.Node) -> bool:
-    """Whether no node between the two may change a tensor in place, or change the grad, inference or autocast mode."""
+    """Return whether no node between `first` and `last` can change a tensor in place, or the grad, inference or autocast mode."""
     node = first.next
     while node is not last:
         name = str(getattr(node.target, "__name__", node.target))
@@ -163,7 +163,7 @@ def _nothing_changes_between(first: fx.Node, last: fx.Node) -> bool:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two tensors of equal shape and dtype. Other sums are not fused."""
+    """Return whether a node adds two tensors of equal shape and dtype. Other sums are not fused."""
     if node.op != "call_function" or node.target not in (operator.add, torch.add) or node.kwargs or len(node.args) != 2:
         return False
     values = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args]

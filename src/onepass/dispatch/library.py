@@ -1,4 +1,4 @@
-"""The registered ops, `torch.ops.onepass.norm` and `norm_backward`, with fakes and autograd. They change no operand in place."""
+"""Registers `torch.ops.onepass.norm` and `norm_backward`, with autograd and fakes. The ops change no operand in place."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _define(
     return spec
 
 
-# Not torch.library.custom_op: its wrapper checks every call, which took a third of the call's time in a profile on a CPU.
+# Do not use torch.library.custom_op: its wrapper checks every call, which took a third of the call's time on a CPU.
 _library = torch.library.Library("onepass", "FRAGMENT")
 
 
@@ -62,7 +62,10 @@ def _norm_op(
     running_mean: Tensor | None,
     running_var: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """y, mean, rstd, var, sum. Empty: a mean that was given or is not subtracted, var without `track`, sum without a residual."""
+    """Return (y, mean, rstd, var, sum).
+
+    Mean is empty if it was given or is not subtracted. Var is empty without `track`, sum without a residual.
+    """
     optional = OptionalOperands(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
     given, operands, args = var is not None, (x, weight, bias, *optional, mean, var), (words, tuple(sizes), eps, weight_offset)
     require_memory(_FORWARD_NAMES, operands)
@@ -83,7 +86,7 @@ _register("norm", _norm_op)
 
 @torch.library.register_fake("onepass::norm", lib=_library)
 def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
-    compiled_graphs.install()  # this call is traced, so inductor may follow
+    compiled_graphs.install()  # this call is traced, so inductor may compile it
     total = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     spec, acc = NormSpec.unpack(words, sizes, eps, weight_offset), accumulator(total.dtype)
     kept, none = spec.kept_shape(x.shape), [0]
@@ -118,10 +121,10 @@ def _norm_backward_op(
     running_mean: Tensor | None,
     running_var: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The Gradients; empty where `needs` is false.
+    """Return the Gradients. A gradient for which `needs` is false is an empty tensor.
 
-    x is what was normalized. With a residual, x is the sum, and dsum is the sum's own incoming gradient. If the words
-    say `from_y`, x is y, and mean is not read.
+    With a residual, x is the sum that was normalized, and dsum is the incoming gradient of the sum. If `words` contain
+    `from_y`, x is y, and mean is not read.
     """
     if dsum is not None or NormSpec.packs_from_y(words):  # x is a sum or y, which are dense
         require_memory(("x",), (x,))
@@ -173,7 +176,7 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     needs = needs_of([*needed[:5], *needed[10:]])
     dsum = None if ctx.dtypes[1] is None else dsum  # without a residual, the sum is an empty tensor
     grads = Gradients(dsum)
-    if dy is not None:  # otherwise saved tensors are not needed, and users may have changed them in place
+    if dy is not None:  # without dy, saved tensors are not needed, and users may have changed them in place
         tensors = ctx.saved_tensors
         saved = SavedTensors(*as_saved(ctx.spec, tensors[:3], ctx.saved), *tensors[3:])
         if ctx.drops_bias:

@@ -1,10 +1,10 @@
 """Decides which of three routes a call takes from a function of `onepass.functional` to its computation.
 
-- "direct": call a launcher, which runs a kernel; through an autograd.Function if a gradient is needed. For plain tensors.
-- "op": call `torch.ops.onepass.norm` or `norm_backward`, ops that change no operand in place. For torch.compile, export, tensor
-  subclasses, dispatch modes and tensors with the negative bit.
-- "reference": compute the definition (core/reference.py) with torch operations. For functorch transforms, forward-mode
-  differentiation and jit.trace, and for a backward that will itself be differentiated.
+- "direct", for plain tensors: call a launcher, which runs a kernel. If a gradient is needed, an autograd.Function calls it.
+- "op", for torch.compile, export, tensor subclasses, dispatch modes and tensors with the negative bit: call
+  `torch.ops.onepass.norm` or `norm_backward`.
+- "reference", for functorch transforms, forward-mode differentiation and jit.trace, and for a backward that will itself be
+  differentiated: compute the definition of the norm (core/reference.py) with torch operations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def route(*operands: Tensor | None) -> str:
 def route_backward(dy: Tensor, *saved: Tensor | None) -> str:
     """Return the route of a backward: REFERENCE if it will itself be differentiated or if dy is a batch of gradients.
 
-    Otherwise, return what `route` returns for dy and the saved tensors.
+    `is_grads_batched=True` makes such a batch. Otherwise, return `route(dy, *saved)`.
     """
     return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *saved)
 

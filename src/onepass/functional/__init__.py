@@ -21,8 +21,7 @@ All of these except switchable_norm also take
   keep the output alive. With "y" there can be no activation, and the backward cannot be differentiated again. Where
   weight or 1 + scale is zero, gradients that need the input are NaN.
 
-A function here checks its Python arguments and hands a definition of the norm to `onepass.dispatch`. The only computation
-here is the update of running statistics.
+A function here checks its Python arguments, and hands a definition of the norm to `onepass.dispatch`, which computes it.
 """
 
 from .channels import group_norm, layer_norm2d

@@ -21,12 +21,12 @@ def custom_norm(
     mean_weight: Tensor | None = None,
     var_weight: Tensor | None = None,
 ) -> Tensor:
-    """Return the norm of `input` that `spec` defines: y = act(u·(1 + scale) + shift).
+    """Normalize `input` as `spec` defines, and return y = act(u·(1 + scale) + shift).
 
     u = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias. `spec` says which elements share one mean and variance,
     and which weight, bias, scale and shift an element uses. `scale` and `shift` need a spec with `modulated` axes.
-    `mean_weight` and `var_weight` need a spec with a `mix`. Each has one weight per mixed norm, and its weights sum to 1.
-    All memory layouts, gradients, compile and export work as for the norms of this library.
+    `mean_weight` and `var_weight` need a spec with a `mix`. Each has one weight per entry of `mix`, three for "-, c, n",
+    and its weights sum to 1. All memory layouts, gradients, compile and export work as for the norms of this library.
 
     Example: `custom_norm(torch.randn(4, 6, 5), NormSpec("n (g k) *l", reduced="k *l", params="g k", sizes=(("g", 3),)))`
     """

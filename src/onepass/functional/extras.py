@@ -36,7 +36,7 @@ class Stats(NamedTuple):
     rstd: Tensor  # 1/sqrt(var + eps)
 
 
-# (channel_dim, modulate, out, return_stats): the extras that a `define_...` function does not get. channel_dim is for `modulate`.
+# (channel_dim, modulate, out, return_stats). channel_dim is the dimension of the channels that `modulate` scales and shifts.
 # A plain tuple, because a NamedTuple takes longer to make.
 Extras = tuple[int, Modulation | None, Tensor | None, bool]
 
@@ -65,7 +65,7 @@ def normalize_with_extras(
         try:
             scale, shift = as_scale_and_shift(normalized, modulate, channel_dim)
         except RuntimeError:
-            define(normalized, weight, bias, *args)  # raises first if another argument is wrong too
+            define(normalized, weight, bias, *args)  # if another argument is wrong too, raise its error instead
             raise
         optional = optional._replace(scale=scale, shift=shift)
     if out is not None:
@@ -78,7 +78,7 @@ def normalize_with_extras(
 def output_of(result: Result, return_stats: bool) -> Any:
     """Return y, or Stats(y, mean, rstd) with `return_stats`.
 
-    The type is Any because the public functions declare a Tensor, the usual case.
+    The return type is Any, because the public functions declare only the usual case, a Tensor.
     """
     return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
 

@@ -1,4 +1,4 @@
-"""What torch may do to a call before it runs: hand it to a type with its own `__torch_function__`, or cast for CUDA autocast."""
+"""Steps before a norm runs: hand the call to a type with its own `__torch_function__`, or convert tensors for CUDA autocast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onepass.check.arguments import require_tensor
 
 
 def has_override(input: Any) -> bool:
-    """Return whether the type of `input` has its own `__torch_function__`, like a proxy of torch.fx. Raise if it is no tensor."""
+    """Return whether `input` has its own `__torch_function__`, like torch.fx.Proxy. If not, raise unless `input` is a tensor."""
     if has_torch_function((input,)):
         return True
     require_tensor(input)

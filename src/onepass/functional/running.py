@@ -38,7 +38,7 @@ def instance_norm(
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
     Each channel of each sample has its own mean and variance, over all positions. If running statistics are given, they
-    are updated in place with the average of these over the samples. With `use_input_stats=False`, the running statistics
+    are updated in place with mean and variance averaged over the samples. With `use_input_stats=False`, the running statistics
     take the place of mean and variance, and `return_stats` returns them. With `channel_dim=-1` the input is (N, *, C).
 
     Example: `instance_norm(torch.randn(2, 64, 32, 32))`
@@ -66,9 +66,8 @@ def instance_norm(
             assert result.mean is not None
             update_running(running_mean, running_var, result.mean.mean(0), unbiased(result.var, input).mean(0), momentum)
 
-    # Update when torch does. Checkpointing recomputes only up to the last saved tensor, so an update after it runs once,
-    # and one before it runs twice. torch's instance_norm updates after it has saved its tensors, but an activation or a
-    # modulation then saves more. So with these, update before tensors are saved.
+    # Update after the norm has saved its tensors, as torch does. Checkpointing stops its recomputation at the last saved tensor,
+    # and so skips a later update. But with an activation or a modulation, update before: torch would save their tensors last.
     early = update if track and (activation is not None or modulate is not None) else None
     keywords: dict[str, Any] = {"running": running, "track": track, "update": early}
     result = normalize_with_extras(define_instance_norm, args, input, weight, bias, extras, **keywords)

@@ -40,10 +40,10 @@ def switchable_norm(
     return_stats: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return y = (x - mean)/sqrt(var + eps)·weight + bias, with a mix of the statistics of several norms (Luo et al., 2018).
+    """Return y = (x - mean)/sqrt(var + eps)·weight + bias, with the mixed statistics of three norms (Luo et al., 2018).
 
-    mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k, where k is InstanceNorm, LayerNorm and
-    BatchNorm of an input (N, C, *), in this order. `using_bn=False` leaves out BatchNorm. For an input (N, C),
+    mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k, where k runs over InstanceNorm,
+    LayerNorm and BatchNorm of an input (N, C, *), in this order. `using_bn=False` leaves out BatchNorm. For an input (N, C),
     InstanceNorm is left out. The running statistics are those of BatchNorm, updated or used as in `batch_norm`. With
     `channel_dim=-1` the input is (N, *, C).
 

@@ -1,7 +1,6 @@
-"""Subclasses of torch.nn's norms that are computed by onepass, and two norms that torch.nn does not have.
+"""Subclasses of torch.nn's norms, computed by onepass, and two norms that torch.nn does not have: LayerNorm2d and SwitchableNorm.
 
-The subclasses have the constructors, parameters, state_dicts and reprs of torch. LayerNorm2d and SwitchableNorm are the
-norms that torch.nn does not have. The constructors take these keywords in addition to torch's:
+The subclasses have the constructors, parameters, state_dicts and reprs of torch. All constructors take further keywords:
 
 - `activation`, in every module;
 - `channel_dim=-1` for an input (N, *, C), in GroupNorm, InstanceNorm, BatchNorm and SwitchableNorm;

@@ -13,7 +13,7 @@ from onepass.functional.extras import Modulation
 class ExtrasMixin(nn.Module):
     """A base class that stores the extras of a module, and shows those that are not at their default in its repr.
 
-    The defaults are class attributes. So `onepass.patch` can turn a module of torch.nn into one of ours by setting its class.
+    The defaults are class attributes. So `onepass.patch` can turn a torch.nn module into one of ours by setting its `__class__`.
     """
 
     activation: str | None = None

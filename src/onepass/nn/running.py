@@ -37,8 +37,8 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
         if count is not None:
-            # Count before the norm, as torch does. Checkpointing may stop a recomputation inside the norm by an exception, and
-            # would skip a count after the norm.
+            # Count the batch before the norm, as torch does. Checkpointing may stop its recomputation inside the norm, and would
+            # skip a count after the norm.
             count.add_(1)
         if self.momentum is None and count is not None:
             # momentum=None asks for a cumulative average. Compute 1/count on the device: reading the count on the host would

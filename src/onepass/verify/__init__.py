@@ -1,1 +1,1 @@
-"""Cases and oracles that tests, `onepass verify` and benchmarks share."""
+"""Calls to check (cases) and their correct results (oracles), for tests, `onepass verify` and benchmarks."""

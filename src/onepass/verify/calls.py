@@ -1,4 +1,4 @@
-"""How to run a case of cases.py with onepass and with torch's operations, and how to make its NormSpec."""
+"""Runs a case (one call of one norm) with onepass or with torch's operations, and makes its NormSpec."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Output = Tensor | tuple[Tensor, Tensor]  # y, or (y, x + residual) if the case h
 
 
 def onepass_call(case: Case, t: Operands) -> Callable[[], Output]:
-    """Return our function with all its arguments bound, so that it can be called without any."""
+    """Return a call without arguments that runs the case with onepass."""
     keywords: dict[str, Any] = {}
     if case.modulate:
         keywords["modulate"] = t.scale, t.shift

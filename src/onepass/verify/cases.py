@@ -19,7 +19,7 @@ class Case:
     groups: int = 1
     rank: int = 1  # the number of trailing dimensions that layer_norm and rms_norm normalize
     affine: str = "both"
-    wide: bool = False  # weight, bias and other parameters are float32 even if x is float16 or bfloat16
+    wide: bool = False  # all tensors but x and residual are float32 even if x is float16 or bfloat16
     init: str = "normal"
     eps: float = 1e-5
     running: bool = False  # pass running statistics, to be updated
@@ -155,7 +155,7 @@ CASES = [
     Case("group_norm", (2, 5, 12), "transposed", groups=4, last=True, affine="bias"),
     Case("group_norm", (2, 12, 5, 6), "channels_last", groups=4, residual=True, activation="silu", modulate=True),
     Case("group_norm", (2, 5, 6, 12), groups=4, residual=True, last=True),
-    Case("group_norm", (2, 5, 7, 40), groups=4, residual=True, last=True, activation="silu", modulate=True),  # residual strided like x
+    Case("group_norm", (2, 5, 7, 40), groups=4, residual=True, last=True, activation="silu", modulate=True),
     Case("group_norm", (3, 7, 5, 21), groups=3, residual=True, last=True, modulate=True, wide=True, affine="none"),
     Case("group_norm", (2, 60, 9, 5), "channels_last", groups=2, activation="gelu", modulate=True),
     Case("instance_norm", (3, 5, 14, 14), "channels_last", modulate=True, activation="relu", affine="none"),

@@ -21,7 +21,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Cell:
-    """One case, run by one family in one dtype: errors as fractions of the error budget, or the reasons why it does not run."""
+    """One case, run by one family in one dtype: errors as fractions of the error budget, or why the family cannot run it."""
 
     case: Case
     family: str
@@ -29,11 +29,11 @@ class Cell:
     forward: float | None = None
     backward: float | None = None
     reasons: tuple[str, ...] = ()
-    fault: str = ""  # what is wrong, apart from the errors
+    fault: str = ""  # wrong strides of y, or oracles that differ
 
     @property
     def ok(self) -> bool:
-        """True if all errors are within the budget, or if the family gave a reason not to run."""
+        """True if there is no fault, and errors are within the budget or the family gave a reason not to run."""
         if self.fault or (self.forward is None and not self.reasons):
             return False
         return all(error is None or error <= 1 for error in (self.forward, self.backward))
@@ -42,7 +42,7 @@ class Cell:
 def verify(
     which: Sequence[Case] = cases.CASES, dtypes: Sequence[torch.dtype] = DTYPES, device: str = "cpu", seed: int = 0
 ) -> Iterator[Cell]:
-    """Run every case by every family in every dtype, and yield one Cell for each.
+    """Run every case by every family in every dtype, and yield one Cell for each combination.
 
     Example: `all(cell.ok for cell in verify(device="cpu"))`
     """

@@ -1,10 +1,9 @@
-"""Two oracles in float64, and the error budget of every result.
+"""Two oracles, which compute correct results in float64, and the error budget of every result.
 
 The first oracle is core/reference.py, the definition of the norms. The second is torch_norms.py, which uses torch's
 operations. The error budget is the error that an element may have: half a unit in the last place (ulp) of its dtype plus
 `8·eps_acc·(1 + |mean|·rstd)·scale`. `eps_acc` is the machine epsilon of the accumulator, and `scale` is the size of the
-terms that the element is computed from: equations (16)-(19) of docs/theory.md. If the backward computes x_hat from y,
-(36)-(38) are added.
+terms that the element is computed from: equations (16)-(19) of docs/theory.md. With `save="y"`, (36)-(38) are added.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .cases import Case
 from .tensors import Operands
 
 Run = Callable[[Case, Operands], Output]
-AGREEMENT = 64  # the oracles may differ by 64 float64 budgets, because torch sums batch statistics element by element
+AGREEMENT = 64  # the oracles may differ by 64 times the float64 budget: torch sums batch statistics element by element
 DSUM = -2  # the incoming gradient of x + residual is DSUM·dy: a power of two makes the product exact
 
 
@@ -99,7 +98,7 @@ def _statistics(case: Case, t: Operands) -> tuple[tuple[Tensor | None, Tensor | 
 
 
 def by_reference(case: Case, t: Operands) -> Output:
-    """Run the first oracle: the definition of the norm. Update running statistics in place by (12) and (13)."""
+    """Run a case by the definition of its norm: the first oracle. Update running statistics in place."""
     given, mix = _statistics(case, t)
     extras = mix._replace(residual=t.residual, scale=t.scale, shift=t.shift)
     result = reference.forward(calls.spec_of(case), t.x, t.weight, t.bias, *given, extras)
@@ -127,7 +126,7 @@ class Exact(NamedTuple):
 
 
 def exact(case: Case, operands: Operands, dy: Tensor) -> Exact:
-    """Run both oracles in float64, on operands converted to float64."""
+    """Run both oracles on operands converted to float64. The second confirms the results of the first."""
     dtypes, wide, dy = dtypes_of(operands), in_float64(operands), dy.to(torch.float64)
     value = evaluate(case, wide, dy, by_reference)
     # torch's channels-last kernels lose digits even in float64, so give torch contiguous memory.
@@ -155,13 +154,13 @@ def dtypes_of(t: Operands) -> list[torch.dtype | None]:
     return [None if part is None else part.dtype for part in (t.x, total, t.running_mean, t.running_var, *gradients)]
 
 
-# A bound of the derivative of every activation, and of the second derivative of all but relu. The rounding inside an activation
-# needs no budget of its own: |act(z)| ≤ |z|, so the budget of z covers it.
+# An upper bound of |act'(z)| for every activation, and of |act''(z)| for all but relu. The rounding inside an activation needs no
+# budget of its own: |act(z)| ≤ |z|, so the budget of z covers it.
 SLOPE = 1.13
 
 
 def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[torch.dtype | None]) -> Outcome:
-    """Return the error that each field of `value` may have: that of computing it, plus half an ulp for rounding it."""
+    """Return the error that each field of `value` may have: the error of computing it, plus half an ulp for rounding it."""
     assert dtypes[0] is not None
     scale = computing_error(case, t, dy, value, dtypes[0])
     return Outcome(
@@ -170,9 +169,9 @@ def _allowed(case: Case, t: Operands, dy: Tensor, value: Outcome, dtypes: list[t
 
 
 def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: torch.dtype) -> Outcome:
-    """Return the error budget without the half ulp for rounding: the error of computing in the accumulator of `dtype`.
+    """Return the error that each field of `value` may have before it is rounded: the error budget without the half ulp.
 
-    `dtype` is that of x in the call. Here, all tensors are float64. The error of a sum is the sum of the errors of its terms.
+    `dtype` is that of x in the call to check; the tensors here are float64. The error of a sum is the sum of its terms' errors.
     """
     spec = calls.spec_of(case)
     axes, (given, mix) = reference.Axes(spec, t.x), _statistics(case, t)
@@ -194,7 +193,7 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
     z_off = eps * arithmetic.affine(arithmetic.affine(size, weight, bias), gain, shift)
     slope, bend = (SLOPE, plain + SLOPE * z_off) if case.activation else (1, torch.zeros_like(z))
     if case.activation == "relu":
-        bend = (z.abs() <= z_off).double()  # here rounding decides the sign of z, and with it the slope of relu
+        bend = (z.abs() <= z_off).double()  # near 0, rounding decides the sign of z, and so the slope of relu
     dz, dz_off = slope * dy_.abs(), dy_.abs() * bend
     du, du_off = (arithmetic.affine(d, gain, None) for d in (dz, dz_off))
     wdy = arithmetic.affine(eps * du + du_off, weight, None)
@@ -216,7 +215,7 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
         dx = dx + plain * (DSUM * dy_).abs()
 
     def running(stat: Tensor | None, now: Tensor | None, moment: Tensor) -> Tensor | None:
-        """Return the error of a running statistic: `stat` before the call, `now` after it.
+        """Return the error that a running statistic may have. It was `stat` before the call, and is `now`.
 
         `moment` holds the error that each element of x adds to the batch's statistic.
         """
@@ -245,9 +244,9 @@ def computing_error(case: Case, t: Operands, dy: Tensor, value: Outcome, dtype: 
 
 
 def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: OptionalOperands, wdy: Tensor, size: Tensor):
-    """Return the errors of dx and of the gradients of mean_weight and var_weight, for a SwitchableNorm.
+    """Return the errors that dx, dmean_weight and dvar_weight of a SwitchableNorm may have.
 
-    Its sets (elements that share one mean and variance) depend on each other, so the bounds use the largest values of all sets.
+    The errors use the largest values of all sets (elements that share one mean and variance), because sets depend on each other.
     """
     means, variances, rstd = axes.stat(result.mean), axes.stat(result.var), result.rstd
     assert means is not None and variances is not None
@@ -264,7 +263,7 @@ def _mixed(axes: reference.Axes, x: Tensor, result: operands.Result, mix: Option
 
 
 def _divided(off: Tensor, *factors: Tensor | None) -> Tensor:
-    """Return `off` divided by all factors that are not None: the error of a quotient."""
+    """Return the error of a quotient: `off`, that of the numerator, divided by all factors that are not None."""
     for factor in factors:
         off = off if factor is None else off / factor
     return off

@@ -1,4 +1,4 @@
-"""Makes the tensors of a case, in every memory layout: its operands, and dy, the incoming gradient of y."""
+"""Makes the tensors of a case: its operands, with x in any memory layout, and dy, the incoming gradient of y."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def _values(case: Case, generator: torch.Generator) -> Tensor:
 
 
 def lay_out(x: Tensor, layout: str, device: str = "cpu") -> Tensor:
-    """Return the values of a contiguous x in another memory layout, on `device`.
+    """Return a tensor on `device` with the values of a contiguous x, in the memory layout `layout`.
 
-    "expanded" keeps the values of the first sample only.
+    With "expanded", every sample has the values of the first.
     """
     x = x.to(device)
     match layout:

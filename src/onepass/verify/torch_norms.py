@@ -1,6 +1,6 @@
-"""The norms, modulation and activation in torch's own operations, one after the other.
+"""Norms, modulation and activation as separate operations of torch, as users write them without onepass.
 
-They are the second oracle of oracle.py, and what users write without onepass.
+They are the second oracle of oracle.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def switchable_norm(
     eps: float,
     using_bn: bool,
 ) -> Tensor:
-    """Compute SwitchableNorm by equations (3)-(5) of Luo et al. 2018: mix the statistics of several norms."""
+    """Normalize by mixed statistics of InstanceNorm, LayerNorm and BatchNorm: equations (3)-(5) of Luo et al. 2018."""
     positions = tuple(range(2, x.dim()))
     sets = {"instance": positions, "layer": (1, *positions), "batch": (0, *positions)}
     names = [name for name in sets if (name != "instance" or positions) and (name != "batch" or using_bn)]
