@@ -55,7 +55,7 @@ MUTATIONS = [
              "tests/dispatch/test_routes.py -k dynamic_shapes"),
     Mutation("what a backward unpacks is not compared", "dispatch/autograd.py", "unpacked)\n        tensors = unpacked if signatures(unpacked) == launchers.saved else", "unpacked)\n        tensors = unpacked if True else",
              "tests/dispatch/test_memory_safety.py -k hooks_on_saved"),
-    Mutation("what a plain backward unpacks is not compared", "dispatch/autograd.py", "launchers.train\n        tensors = unpacked if signatures(unpacked) == launchers.saved else", "launchers.train\n        tensors = unpacked if True else",
+    Mutation("what a plain backward unpacks is not compared", "dispatch/autograd.py", "*unpacked), launchers.problem\n        tensors = unpacked if signatures(unpacked) == launchers.saved else", "*unpacked), launchers.problem\n        tensors = unpacked if True else",
              "tests/dispatch/test_memory_safety.py -k hooks_on_saved"),
     Mutation("a gradient is not compared", "dispatch/autograd.py", '        check_gradient("dy", dy, problem, launchers.device)\n        check_gradient("dsum"', '        check_gradient("dsum"',
              "tests/dispatch/test_memory_safety.py -k called_directly"),

@@ -46,15 +46,11 @@ def recorded_runs() -> Iterator[list[Run]]:
             launch = make(*args, **keywords)
             if launch is None:
                 return None
-            if method == "train":
-                return launch._replace(
-                    forward=record(family.name, "forward", launch.forward), backward=record(family.name, "backward", launch.backward)
-                )
-            return record(family.name, "backward" if method == "backward" else "forward", launch)
+            return record(family.name, "backward" if method.endswith("backward") else "forward", launch)
 
         return made
 
-    methods = ("forward", "backward", "infer", "track", "train")
+    methods = ("forward", "backward", "infer", "track", "train_forward", "train_backward")
     patches = [patch.object(family, method, wrap(family, method)) for family in FAMILIES for method in methods]
     patches += _count_kernels(launched)
     launchers.forget_all()  # launchers that exist already would not be seen
@@ -72,15 +68,15 @@ def _count_kernels(launched: list[int]) -> list[Any]:
     """Counts the calls of Triton kernels, if Triton is installed."""
     if find_spec("triton") is None:
         return []
-    from onepass.backends.gpu.launch.launcher import Kernel
+    from onepass.backends.gpu.launch.chain import Chain
 
-    call = Kernel.__call__
+    launch = Chain.launch
 
     def counted(self: Any, *args: Any) -> Any:
-        launched[0] += 1
-        return call(self, *args)
+        launched[0] += len(self.steps)
+        return launch(self, *args)
 
-    return [patch.object(Kernel, "__call__", counted)]
+    return [patch.object(Chain, "launch", counted)]
 
 
 def require_ran(runs: list[Run], family: str, *directions: str) -> None:

@@ -9,7 +9,7 @@ A new family subclasses `Family` and needs a line in planning/registry.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -50,13 +50,21 @@ class Backward(Protocol):
     def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], /) -> Gradients: ...
 
 
-class Training(NamedTuple):
-    """Two launchers with little host time, forward and backward, for calls whose only operands are x, weight and bias."""
+class TrainingForward(Protocol):
+    """Normalizes x, where weight and bias are the only other operands.
 
-    forward: Callable[..., tuple[Tensor, Tensor]]  # (x, weight, bias) -> (y, statistics: mean and rstd in one tensor)
-    backward: Callable[..., tuple[Tensor | None, ...]]  # (dy, x, weight, bias, statistics, needs) -> (dx, dweight, dbias)
-    statistics: Callable[[Tensor], tuple[Tensor | None, Tensor]]  # splits the statistics of `forward` into (mean, rstd)
-    stat_stride: tuple[int, ...]  # the strides of the tensor that holds mean and rstd
+    Returns y, and mean and rstd in one tensor of `packed_shape` and `packed_stride` (core/statistics.py).
+    """
+
+    def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
+
+
+class TrainingBackward(Protocol):
+    """Returns dx, dweight and dbias; None where `needs` is False. dy has the strides of y."""
+
+    def __call__(
+        self, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
+    ) -> tuple[Tensor | None, ...]: ...
 
 
 class Family(Protocol):
@@ -65,7 +73,7 @@ class Family(Protocol):
     name: str
     summary: str  # what the family does, in a few words for `explain`
     adds_residual: bool = False  # the forward launcher computes x + residual; else dispatch/ does so before
-    checks_memory: bool = False  # launchers of `infer`, `track`, `train` raise if a tensor has no memory; else dispatch/ checks
+    checks_memory: bool = False  # launchers of `infer`, `track`, `train_*` raise if a tensor has no memory; else dispatch/ checks
     # A field of Device, such as "no_c". If `check_launchable` returns a reason, dispatch/ stores it there and plans again.
     disabled_by: str = ""
     only_forced: bool = False  # the planner chooses this family only if `onepass.force` names it
@@ -102,6 +110,13 @@ class Family(Protocol):
         """Return a launcher (x, weight, bias, mean, var) -> y with less host time than `forward`, or None if there is none."""
         return None
 
+    def infer_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+        """Return a launcher for a residual or a modulation with less host time than `forward`, or None if there is none.
+
+        The launcher is (x, weight, bias, residual, scale, shift) -> (y, x + residual). It raises if a tensor has no memory.
+        """
+        return None
+
     def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
         """Return a launcher that also updates running statistics in place, or None if there is none.
 
@@ -109,6 +124,10 @@ class Family(Protocol):
         """
         return None
 
-    def train(self, problem: NormProblem) -> Training | None:
-        """Return launchers with less host time than `forward` and `backward`, or None if there are none."""
+    def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
+        """Return a forward for training with less host time than `forward`, or None if there is none."""
+        return None
+
+    def train_backward(self, problem: NormProblem, launches: Launches) -> TrainingBackward | None:
+        """Return the backward for any family's `train_forward`, or None if there is none."""
         return None

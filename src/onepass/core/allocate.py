@@ -37,8 +37,8 @@ def on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
     return _on_cpu(shape, stride, dtype)
 
 
-def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Return an uninitialized tensor on the current GPU. `device`, if given, must be the current GPU."""
+def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized tensor on the current GPU."""
     if _on_cuda is None or _fills_memory():
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device or "cuda")
+        return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
     return _on_cuda(shape, stride, dtype)

@@ -13,6 +13,7 @@ from onepass.core import reference
 from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memory_if_shown
 from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
 from onepass.core.spec import NormSpec
+from onepass.core.statistics import unpack
 
 from .launchers import OPERAND_NAMES, Launchers
 from .route import DIRECT, OP, REFERENCE, route_backward
@@ -90,7 +91,7 @@ class PlainNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, launchers: Launchers, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, stats = launchers.train.forward(x, weight, bias)  # pyright: ignore[reportOptionalMemberAccess]
+        y, stats = launchers.train_forward(x, weight, bias)  # pyright: ignore[reportOptionalCall]
         ctx.launchers = launchers
         ctx.set_materialize_grads(False)
         saved = x, weight, None if launchers.drops_bias else bias, stats
@@ -104,22 +105,22 @@ class PlainNorm(torch.autograd.Function):
         if dy is None:
             return None, None, None, None
         launchers, needs, unpacked = ctx.launchers, ctx.needs_input_grad[1:], ctx.saved_tensors
-        way, problem, train = route_backward(dy, *unpacked), launchers.problem, launchers.train
+        way, problem = route_backward(dy, *unpacked), launchers.problem
         tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved)
         x, weight, bias, stats = tensors
         bias = weight if launchers.drops_bias else bias
         check_gradient("dy", dy, problem, launchers.device)
-        if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == train.stat_stride:
+        if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == launchers.packed_stride:
             try:
                 if dy.stride() == problem.y_stride:
-                    return None, *train.backward(dy, x, weight, bias, stats, needs)
+                    return None, *launchers.train_backward(dy, x, weight, bias, stats, needs)
                 require_memory(("dy", *PLAIN_SAVED_NAMES), (dy, *unpacked))
-                saved = SavedTensors(x, weight, bias, *train.statistics(stats))
+                saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
                 return None, *launchers.backward(dy, None, saved, Needs(*needs))[:3]
             except ZeroTensor:
                 pass
         way = OP if way is DIRECT else way
-        saved = SavedTensors(x, weight, bias, *train.statistics(stats))
+        saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
         return None, *backward_by_spec(way, problem.spec, False, dy, None, saved, Needs(*needs))[:3]
 
 

@@ -19,8 +19,8 @@ from onepass.planning.options import batch_invariant, options_in_context
 
 from . import library  # noqa: F401, registers the ops
 from .autograd import Norm, PlainNorm, Update, pending_updates
-from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare
-from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
+from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare, remember
+from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, has_negative_bit, jit_tracing, route
 
 
 def normalize(
@@ -64,7 +64,7 @@ def normalize(
         if grad_enabled() and (
             x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
         ):
-            if launchers.train:
+            if launchers.train_forward:
                 return PlainNorm.apply(launchers, x, weight, bias)  # pyright: ignore[reportReturnType]
             return Norm.apply(launchers, False, x, weight, bias, mean, var, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
         return launchers.infer(x, weight, bias, mean, var)
@@ -133,6 +133,43 @@ def _tracking_kind(
     return kind_of(define, args, x, weight, bias, others)
 
 
+def normalize_known(
+    define: Define,
+    args: tuple[Any, ...],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return (y, x + residual) with little host time, for a residual or a modulation. The sum is None without a residual.
+
+    Return None and do nothing unless `normalize_with` has run a call of this kind, or if the call fails: it will raise a better error.
+    """
+    if (
+        compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
+        or (type(x) is not Tensor and type(x) not in PLAIN) or type(weight) not in PLAIN or type(bias) not in PLAIN
+        or type(residual) not in PLAIN or type(scale) not in PLAIN or type(shift) not in PLAIN
+    ):  # fmt: skip
+        return None
+    operands = x, weight, bias, residual, scale, shift
+    try:
+        launchers = find(_extras_kind(define, args, x, weight, bias, residual, scale, shift))
+        if launchers is None or has_negative_bit(*operands):
+            return None
+        if grad_enabled() and True in [t.requires_grad for t in operands if t is not None]:
+            found = Norm.apply(launchers, True, x, weight, bias, None, None, residual, scale, shift, None, None, None, None)
+            return found[0], found[4]  # pyright: ignore[reportOptionalSubscript]
+        return launchers.infer_extras(*operands)
+    except (RuntimeError, TypeError):  # TypeError: an argument cannot be hashed
+        return None
+
+
+def _extras_kind(define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, *extras: Tensor | None) -> Kind:
+    return kind_of(define, args, x, weight, bias, ("extras", *[None if t is None else (t.shape, t.dtype, t.device) for t in extras]))
+
+
 def normalize_with(
     define: Define,
     args: tuple[Any, ...],
@@ -165,6 +202,8 @@ def normalize_with(
         problem = bind(spec, x, weight, bias, var is not None, track, optional)
         check_forward(problem, x, weight, bias, mean, var, optional)
         launchers = prepare(kind, problem, x.device, weight, bias)
+        if not (stats or track or var is not None) and optional[3:] == NO_OPTIONAL[3:]:
+            remember(_extras_kind(define, args, x, weight, bias, *optional[:3]), launchers)  # for `normalize_known`
     try:
         if grad_enabled() and True in [t.requires_grad for t in present]:
             return Result(*Norm.apply(launchers, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]

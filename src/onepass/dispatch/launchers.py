@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, Training
+from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, TrainingBackward, TrainingForward
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
 from onepass.core.problem import NormProblem
 from onepass.core.spec import NormSpec
+from onepass.core.statistics import packed_stride
 from onepass.planning.choose import Plan, plan
 from onepass.planning.explain import ExplainRequested
 from onepass.planning.options import Options, batch_invariant, current_options, options_in_context
@@ -57,12 +58,17 @@ def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tens
     options = current_options()
     if options.explain:
         raise ExplainRequested(problem, plan_launchable(problem, device, options)[1])
-    if len(_known) >= MAX_KINDS:
-        _known.clear()
     found = Launchers(problem, device, options)
     found.drops_bias = bias_is_not_read(problem.spec, weight, bias, problem.scale is not None or problem.shift is not None)
-    _known[kind] = found
+    remember(kind, found)
     return found
+
+
+def remember(kind: Kind, found: Launchers) -> None:
+    """Add launchers to the cache."""
+    if len(_known) >= MAX_KINDS:
+        _known.clear()
+    _known[kind] = found
 
 
 def plan_launchable(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
@@ -97,6 +103,7 @@ class Launchers:
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.options, self.device = problem, options, device
         self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of the saved x
+        self.packed_stride = packed_stride(problem)  # the strides of the tensor that holds mean and rstd
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
@@ -141,6 +148,22 @@ class Launchers:
         return checked
 
     @cached_property
+    def infer_extras(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
+        """(x, weight, bias, residual, scale, shift) -> (y, x + residual), without statistics."""
+        launch = self._family.infer_extras(self.problem, self.plan.launches)
+        if launch:
+            return launch
+
+        def through_forward(x: Tensor, weight, bias, *extras: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            operands = x, weight, bias, None, None, *extras
+            if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
+                require_memory(OPERAND_NAMES, operands)
+            result = self.forward_without_statistics(x, weight, bias, None, None, OptionalOperands(*extras))
+            return result.y, result.sum
+
+        return through_forward
+
+    @cached_property
     def track(self) -> Callable[..., Tensor] | None:
         """(x, weight, bias, running_mean, running_var, momentum) -> y, with running statistics updated; None if the family cannot."""
         return self._family.track(self.problem, self.plan.launches)
@@ -155,6 +178,11 @@ class Launchers:
         return family_named(self.backward_plan.family).backward(self.problem.for_direction(BACKWARD), self.backward_plan.launches)
 
     @cached_property
-    def train(self) -> Training | None:
-        """A minimal forward and backward, if one family runs both and has them."""
-        return self._family.train(self.problem) if self.plan.family == self.backward_plan.family else None
+    def train_forward(self) -> TrainingForward | None:
+        """A forward with less host time, if there is such a backward, too."""
+        return self._family.train_forward(self.problem, self.plan.launches) if self.train_backward else None
+
+    @cached_property
+    def train_backward(self) -> TrainingBackward | None:
+        """(dy, x, weight, bias, statistics, needs) -> dx, dweight, dbias; None if the family has none."""
+        return family_named(self.backward_plan.family).train_backward(self.problem, self.backward_plan.launches)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled
 
 from onepass.check.arguments import as_float, as_int, as_shape
 from onepass.check.extras import as_channel_dim, check_residual
 from onepass.core.operands import OptionalOperands, Result
+from onepass.dispatch import call
 
 from .channels import define_group_norm, group_norm
 from .extras import Modulation, normalize_with_extras
 from .overrides import autocasts_to_float32, call_override, has_override
-from .rows import define_layer_norm, define_rms_norm, layer_norm
+from .rows import define_layer_norm, define_rms_norm, is_tuple_of_ints, layer_norm
 
 
 def add_layer_norm(
@@ -39,6 +40,11 @@ def add_layer_norm(
         return call_override(add_layer_norm, locals())
     if type(eps) is not float:
         eps = as_float("add_layer_norm", "eps", 6, eps)
+    if modulate is None and is_tuple_of_ints(normalized_shape) and not is_autocast_enabled("cuda"):
+        args = normalized_shape, eps, granularity, weight_offset, activation, False
+        known = call.normalize_known(define_layer_norm, args, input, weight, bias, residual)
+        if known is not None:
+            return known  # pyright: ignore[reportReturnType]
     check_residual(input, residual)
     if autocasts_to_float32(input):  # add in the dtypes given, then run the norm in float32
         total = input + residual
@@ -73,6 +79,11 @@ def add_rms_norm(
         return call_override(add_rms_norm, locals())
     if type(eps) is not float and eps is not None:
         eps = as_float("add_rms_norm", "eps", 5, eps)
+    if modulate is None and is_tuple_of_ints(normalized_shape):
+        args = normalized_shape, eps, weight_offset, activation, False
+        known = call.normalize_known(define_rms_norm, args, input, weight, None, residual)
+        if known is not None:
+            return known  # pyright: ignore[reportReturnType]
     check_residual(input, residual)
     shape = as_shape("add_rms_norm", normalized_shape)
     args = shape, eps, weight_offset, activation, modulate is not None
@@ -104,6 +115,11 @@ def add_group_norm(
         return call_override(add_group_norm, locals())
     if type(eps) is not float:
         eps = as_float("add_group_norm", "eps", 6, eps)
+    if modulate is None and type(num_groups) is int and channel_dim == 1 and not is_autocast_enabled("cuda"):
+        args = num_groups, eps, 1, activation, False
+        known = call.normalize_known(define_group_norm, args, input, weight, bias, residual)
+        if known is not None:
+            return known  # pyright: ignore[reportReturnType]
     check_residual(input, residual)
     if channel_dim != 1:
         channel_dim = as_channel_dim(input, channel_dim)

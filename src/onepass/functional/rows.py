@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_autocast_enabled
 
 from onepass.check.arguments import as_float, as_shape
 from onepass.check.extras import check_weight_offset
@@ -47,11 +47,15 @@ def layer_norm(
     shape = normalized_shape if is_tuple_of_ints(normalized_shape) else as_shape("layer_norm", normalized_shape)
     if type(eps) is not float:
         eps = as_float("layer_norm", "eps", 5, eps)
-    if input.is_cuda:
+    if is_autocast_enabled("cuda"):
         input, weight, bias = autocast(input, weight, bias)
     args = shape, eps, granularity, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_layer_norm, args, input, weight, bias)
+    if out is None and not return_stats and type(modulate) is tuple and len(modulate) == 2:
+        known = call.normalize_known(define_layer_norm, args, input, weight, bias, None, *modulate)
+        if known is not None:
+            return known[0]
     extras = -len(shape), modulate, out, return_stats
     return output_of(normalize_with_extras(define_layer_norm, args, input, weight, bias, extras), return_stats)
 
@@ -84,6 +88,10 @@ def rms_norm(
     args = shape, eps, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
         return call.normalize(define_rms_norm, args, input, weight)
+    if out is None and not return_stats and type(modulate) is tuple and len(modulate) == 2:
+        known = call.normalize_known(define_rms_norm, args, input, weight, None, None, *modulate)
+        if known is not None:
+            return known[0]
     extras = -len(shape), modulate, out, return_stats
     return output_of(normalize_with_extras(define_rms_norm, args, input, weight, None, extras), return_stats)
 

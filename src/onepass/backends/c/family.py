@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onepass.backends.cost import torch_cost
-from onepass.backends.family import Backward, Direction, Family, Forward, Launches, Training
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches, TrainingBackward, TrainingForward
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -75,7 +75,12 @@ class C(Family):
 
         return minimal.track(problem)
 
-    def train(self, problem: NormProblem) -> Training | None:
+    def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
         from . import minimal
 
-        return minimal.train(problem)
+        return minimal.train_forward(problem)
+
+    def train_backward(self, problem: NormProblem, launches: Launches) -> TrainingBackward | None:
+        from . import minimal
+
+        return minimal.train_backward(problem)

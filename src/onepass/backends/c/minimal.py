@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from onepass.backends.family import Training
+from onepass.backends.family import TrainingBackward, TrainingForward
 from onepass.core.allocate import on_cpu
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.problem import NormProblem
+from onepass.core.statistics import packed_shape, packed_stride
 
 from .problem import NO_GRADIENTS, Call, addresses, check_status, checked_addresses, dense, new_gradient, pack_tensors
 
@@ -89,19 +89,16 @@ def track(problem: NormProblem) -> Callable[..., Tensor] | None:
     return launch
 
 
-def train(problem: NormProblem) -> Training | None:
-    call, spec = Call(problem), problem.spec
-    operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or spec.mix or problem.from_y
-    if call.walk.copies or operands:
+def train_forward(problem: NormProblem) -> TrainingForward | None:
+    if not can_train_minimal(problem):
         return None
-    run, run_back, packed, threads = call.library.forward, call.library.backward, call.packed(False, False), call.threads
-    shape, stride, dtype, sets = problem.shape, problem.y_stride, problem.dtype, prod(problem.stat_shape)
-    second, f32 = 4 * sets, torch.float32
-    # One tensor holds mean and rstd, with strides in the order of x's memory. Checkpointing may recompute it with other strides,
-    # so the backward compares them.
-    stat_shape, stat_stride = (2, *problem.stat_shape), (sets, *problem.stat_stride)
+    call, spec = Call(problem), problem.spec
+    run, packed, threads, f32 = call.library.forward, call.packed(False, False), call.threads, torch.float32
+    shape, stride, dtype = problem.shape, problem.y_stride, problem.dtype
+    stat_shape, stat_stride = packed_shape(problem), packed_stride(problem)
+    second = 4 * stat_stride[0]
 
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
         weight, bias = dense(weight), dense(bias)
         x_at, w, b = checked_addresses(("input", "weight", "bias"), x, weight, bias)
         y, stats = on_cpu(shape, stride, dtype), on_cpu(stat_shape, stat_stride, f32)
@@ -110,20 +107,33 @@ def train(problem: NormProblem) -> Training | None:
         check_status(run(packed, pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *NO_GRADIENTS), threads()))
         return y, stats
 
-    def backward(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, needs: Sequence[bool]
+    return launch
+
+
+def train_backward(problem: NormProblem) -> TrainingBackward | None:
+    if not can_train_minimal(problem):
+        return None
+    call, spec = Call(problem), problem.spec
+    run, packed, threads = call.library.backward, call.packed(False, False), call.threads
+    shape, stride, dtype, second = problem.shape, problem.y_stride, problem.dtype, 4 * packed_stride(problem)[0]
+
+    def launch(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
     ) -> tuple[Tensor | None, ...]:
         dx = on_cpu(shape, stride, dtype) if needs[0] else None
         dweight = new_gradient(weight) if needs[1] and weight is not None else None
         dbias = new_gradient(bias) if needs[2] and bias is not None else None
         weight, bias = dense(weight), dense(bias)
-        x_at, w, b, at, dy_at = checked_addresses(("input", "weight", "bias", "statistics", "dy"), x, weight, bias, stats, dy)
+        x_at, w, b, at, dy_at = checked_addresses(("input", "weight", "bias", "statistics", "dy"), x, weight, bias, statistics, dy)
         mean = at if spec.centered else 0
         operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *addresses(dx, dweight, dbias)
-        check_status(run_back(packed, pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
+        check_status(run(packed, pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
         return dx, dweight, dbias
 
-    def statistics(stats: Tensor) -> tuple[Tensor | None, Tensor]:
-        return stats[0] if spec.centered else None, stats[1]
+    return launch
 
-    return Training(forward, backward, statistics, stat_stride)
+
+def can_train_minimal(problem: NormProblem) -> bool:
+    """Whether x, weight and bias are the only operands, and x is not copied."""
+    operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or problem.spec.mix or problem.from_y
+    return not (operands or Call(problem).walk.copies)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onepass.backends.gpu.device.groups import Affine, Maps, ModulationMap, Norm, ParamMap, Statistics, Tensors, View
 from onepass.backends.gpu.launch.fields import Wide
+from onepass.core.memory import require_memory
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap as ProblemMap
 from onepass.core.view import laid_out
@@ -78,4 +79,5 @@ def statistic(stat: Tensor | None, problem: NormProblem) -> Tensor | None:
     """Return a statistic in float32, contiguous as [outer, sets]; None if `stat` is None."""
     if stat is None or (stat.dtype == torch.float32 and stat.stride() == problem.stat_stride and stat.shape == problem.stat_shape):
         return stat
+    require_memory(("statistic",), (stat,))
     return laid_out(stat.to(torch.float32).reshape(problem.stat_shape), problem.stat_stride)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from onepass.backends.family import Backward, Launches
-from onepass.backends.gpu.launch.launcher import Kernel, dense
-from onepass.backends.gpu.launch.signature import ALIGNMENT
-from onepass.backends.gpu.launch.source import INTERPRETED
-from onepass.backends.gpu.launch.stream import Stream, allocate, stream_of
+from onepass.backends.family import Backward, Launches, TrainingBackward
+from onepass.backends.gpu.launch.chain import Chain, Part, pack
+from onepass.backends.gpu.launch.chain import Step as ChainStep
+from onepass.backends.gpu.launch.kernel import Kernel, dense
+from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS, BackwardLaunch, BackwardOptions, needs_set_sums
 from onepass.backends.gpu.partials.parameters import maps
 from onepass.backends.gpu.partials.sums import NAMES, Step, SumsLaunch
@@ -22,15 +22,14 @@ from onepass.core.mixing import MixedStatistics, mix_statistics
 from onepass.core.moments import Moments
 from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.problem import NormProblem
+from onepass.core.statistics import packed_stride
 from onepass.core.view import laid_out
 
 from .arguments import statistic
 
 SET_SUMS = NAMES["sets"]  # c1 and c2
 
-INPUTS = ("x", "dy", "dsum", *PARAMETERS, "mean", "rstd")
-
-GRADIENTS = ("dx", *(f"d{name}" for name in PARAMETERS))
+MIXED = {name: f"mixed {name}" for name in SET_SUMS}  # the sums after a mix
 
 
 def backward(problem: NormProblem, launches: Launches) -> Backward:
@@ -75,127 +74,170 @@ def _possible(problem: NormProblem, needs: Needs) -> Needs:
     return Needs(*(bool(needed and operand) for needed, operand in zip(needs, there)))
 
 
-class _PreparedStep(NamedTuple):
-    kernel: Kernel
-    operands: list[str]  # for each pointer of the kernel: the name of an input, of a gradient, or of a part of the buffer
-    applies: bool  # it computes dx
-    places: list[int]  # the same operands, as indices into the list of all operands
+class _Steps(NamedTuple):
+    """The launches that compute some gradients, by the names of their tensors."""
+
+    steps: list[ChainStep]
+    workspace: dict[str, int]  # the sizes of cells, and of the sums of sets if one launch passes them to another
+    gradients: list[str]
+    apply_at: int  # the place of the first step that computes dx
 
 
-class _Run:
-    """The launches for the gradients that are needed.
+def _steps(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> _Steps:
+    made, needs = kernels(problem, launches, needs, dsum), _possible(problem, needs)
+    summed = [(step, name) for step, _ in made if isinstance(step, SumsLaunch) for name in _summed(problem, step, needs)]
+    sizes = {_cells(name): step.cells for step, name in summed}
+    if any(isinstance(step, BackwardLaunch) and step.reduce != step.apply for step, _ in made):
+        sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
+    steps = [ChainStep(kernel, [_operand(step, name, sizes) for name in kernel.pointers]) for step, kernel in made]
+    applies = [isinstance(step, BackwardLaunch) and step.apply for step, _ in made]
+    gradients = [f"d{name}" for name in ("x", *PARAMETERS) if getattr(needs, name)]
+    return _Steps(steps, sizes, gradients, applies.index(True) if True in applies else len(made))
 
-    A call allocates these gradients, and one buffer for cells and for the sums of sets.
-    """
 
-    def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
-        self.problem, self.needs = problem, _possible(problem, needs)
-        x = problem.x
-        self.constant = x is not None and x.reps * x.run == 1 and problem.spec.centered and not problem.given and not problem.spec.mix
-        steps = kernels(problem, launches, needs, dsum)
-        sizes = {_cells(name): step.cells for step, _ in steps if isinstance(step, SumsLaunch) for name in self._summed(step)}
-        if any(isinstance(step, BackwardLaunch) and step.reduce != step.apply for step, _ in steps):
-            sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
-        self.size = 0  # of the buffer, in float32 elements
-        self.parts: dict[str, tuple[int, int]] = {}  # where each part of the buffer starts and ends
-        for name, size in sizes.items():
-            self.parts[name] = self.size, self.size + size
-            self.size += -(-size // 4) * 4  # so that the next part is aligned
-        order = {name: at for at, name in enumerate((*INPUTS, *GRADIENTS, *self.parts))}
-        self.steps: list[_PreparedStep] = []
-        for step, kernel in steps:
-            operands = [self._operand(step, name) for name in kernel.pointers]
-            applies = isinstance(step, BackwardLaunch) and step.apply
-            self.steps.append(_PreparedStep(kernel, operands, applies, [order[name] for name in operands]))
+def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
+    """The name of the tensor that a pointer of a kernel gets."""
+    if isinstance(step, SumsLaunch):
+        name = NAMES[step.of][int(pointer[-1]) - 1]
+        return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
+    if pointer in SET_SUMS:
+        return _cells(pointer) if not step.apply and _cells(pointer) in workspace else pointer
+    return _cells(pointer[1:]) if _cells(pointer[1:]) in workspace else pointer
 
-    def _operand(self, step: Step, pointer: str) -> str:
-        """The name of the operand that a pointer of a kernel takes."""
-        if isinstance(step, SumsLaunch):
-            name = NAMES[step.of][int(pointer[-1]) - 1]
-            return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
-        if pointer in SET_SUMS:
-            return _cells(pointer) if not step.apply and _cells(pointer) in self.parts else pointer
-        return _cells(pointer[1:]) if _cells(pointer[1:]) in self.parts else pointer
 
-    def _summed(self, step: SumsLaunch) -> list[str]:
-        """Which of its two sums a launch computes."""
-        if step.of == "sets":
-            return ["c1", "c2"] if self.problem.spec.centered else ["c2"]
-        return [name for name in NAMES[step.of] if getattr(self.needs, name)]
-
-    def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> Gradients:
-        x, weight, bias, mean, rstd, var, scale, shift = saved[:8]
-        problem, needs, device = self.problem, self.needs, x.device
-        if problem.copied:
-            x = laid_out(x, problem.y_stride)
-        dsum = None if dsum is None else laid_out(dsum, problem.y_stride)
-        params = dense(weight), dense(bias), dense(scale), dense(shift)
-        mean, rstd, mixed = statistic(mean, problem), cast(Tensor, statistic(rstd, problem)), None
-        if problem.spec.mix:
-            mixed = _mix(problem, mean, statistic(var, problem), saved)
-            mean = laid_out(mixed.mean, problem.stat_stride)
-        if self.constant:  # dx of a set of one element is 0, but wdy - c1 may not be, if the compiler rounds only one of them
-            rstd = torch.zeros_like(rstd)
-        dy = laid_out(dy, problem.y_stride)
-        weights: Sequence[Tensor | None] = (None, None)
-        with stream_of(device) as stream:
-            dx = allocate(problem.shape, problem.y_stride, problem.dtype, device) if needs.x else None
-            grads = [
-                allocate(tuple(p.shape), p.stride(), p.dtype, device) if n and p is not None else None for p, n in zip(params, needs[1:5])
-            ]
-            tensors = [x, dy, dsum, *params, mean, rstd, dx, *grads]
-            buffer = allocate((self.size,), (1,), torch.float32, device) if self.size else None
-            if mixed is not None or INTERPRETED:
-                weights = self._by_tensors(stream, tensors, buffer, mixed, rstd)
-            else:
-                self._by_addresses(stream, tensors, buffer)
-        return Gradients(dx, *grads, *weights)
-
-    def _by_addresses(self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None) -> None:
-        """Launch with the least host time.
-
-        The dispatcher has checked that all tensors are on x's device and have memory.
-        """
-        addresses = [0 if t is None else t.data_ptr() for t in tensors]
-        low = 0
-        for address in addresses:
-            low |= address
-        aligned = low % ALIGNMENT == 0
-        first = 0 if buffer is None else buffer.data_ptr()
-        addresses += [first + 4 * start for start, _ in self.parts.values()]
-        for step in self.steps:
-            step.kernel.launch(stream, [addresses[place] for place in step.places], aligned)
-
-    def _by_tensors(
-        self, stream: Stream, tensors: Sequence[Tensor | None], buffer: Tensor | None, mixed: MixedStatistics | None, rstd: Tensor
-    ) -> Sequence[Tensor | None]:
-        """Launch with a mix between the sums and dx, or in Triton's interpreter.
-
-        Returns the gradients of the mix's weights.
-        """
-        t: dict[str, Any] = dict(zip((*INPUTS, *GRADIENTS), tensors))
-        t |= {name: buffer[start:end] for name, (start, end) in self.parts.items() if buffer is not None}
-        weights: Sequence[Tensor | None] = (None, None)
-        wanted = mixed is not None and (self.needs.x or self.needs.mean_weight or self.needs.var_weight)
-        for step in self.steps:
-            if mixed is not None and wanted and step.applies:
-                t["c1"], t["c2"], *weights = self._mixed(mixed, t["c1"], t["c2"], rstd)
-                wanted = False
-            step.kernel(stream, dict(zip(step.kernel.pointers, (t[name] for name in step.operands))))
-        if mixed is not None and wanted:
-            _, _, *weights = self._mixed(mixed, t["c1"], t["c2"], rstd)
-        return weights
-
-    def _mixed(self, mixed: MixedStatistics, c1: Tensor, c2: Tensor, rstd: Tensor) -> tuple[Tensor, ...]:
-        """The sums c1 and c2 after the mix, and the gradients of the weights of the mix."""
-        problem, count = self.problem, mixed.sets.count
-        own = (c.as_strided(problem.stat_shape, problem.stat_stride, c.storage_offset()) / count for c in (c1, c2))
-        c1, c2, *weights = mixed.gradient(*own, rstd)  # pyright: ignore[reportCallIssue]
-        return laid_out(c1 * count, problem.stat_stride), laid_out(c2 * count, problem.stat_stride), *weights
+def _summed(problem: NormProblem, step: SumsLaunch, needs: Needs) -> list[str]:
+    """Which of its two sums a launch computes."""
+    if step.of == "sets":
+        return ["c1", "c2"] if problem.spec.centered else ["c2"]
+    return [name for name in NAMES[step.of] if getattr(needs, name)]
 
 
 def _cells(name: str) -> str:
     return f"{name} cells"
+
+
+def _has_sets_of_one(problem: NormProblem) -> bool:
+    """Whether a set is one element, so that dx is 0. wdy - c1 may not be 0, if the compiler rounds only one of them."""
+    x = problem.x
+    return x is not None and x.reps * x.run == 1 and problem.spec.centered and not problem.given and not problem.spec.mix
+
+
+def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward | None:
+    """A launcher for x, weight and bias, with mean and rstd in one tensor."""
+    if problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix or problem.from_y or problem.copied:
+        return None
+    if _has_sets_of_one(problem):
+        return None
+    made: dict[tuple[bool, ...], Chain] = {}
+    shape, stride, dtype, count, second = (
+        problem.shape,
+        problem.y_stride,
+        problem.dtype,
+        prod(problem.stat_shape),
+        packed_stride(problem)[0],
+    )
+    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
+
+    def chain_for(needs: tuple[bool, ...]) -> Chain:
+        steps, workspace, gradients, _ = _steps(problem, launches, Needs(*needs), False)
+        names = ["x", "dy", "statistics", *["weight"] * bool(problem.weight), *["bias"] * bool(problem.bias)]
+        made[needs] = chain = Chain(steps, names, gradients, workspace, parts)
+        return chain
+
+    def launch(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
+    ) -> tuple[Tensor | None, ...]:
+        device = x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(dy, x, weight, bias, statistics, needs)
+        inputs, outputs, dx, dweight, dbias = [x, dy, statistics], [], None, None, None
+        if needs[0]:
+            dx = allocate(shape, stride, dtype)
+            outputs.append(dx)
+        if weight is not None:
+            inputs.append(weight if weight.is_contiguous() else dense(weight))
+            if needs[1]:
+                dweight = new_gradient(inputs[-1])
+                outputs.append(dweight)
+        if bias is not None:
+            inputs.append(bias if bias.is_contiguous() else dense(bias))
+            if needs[2]:
+                dbias = new_gradient(inputs[-1])
+                outputs.append(dbias)
+        (made.get(needs) or chain_for(needs)).launch(device, inputs, outputs)
+        return dx, dweight, dbias
+
+    return launch
+
+
+def new_gradient(param: Tensor) -> Tensor:
+    return allocate(tuple(param.shape), param.stride(), param.dtype)
+
+
+class _Run:
+    """The launches that compute the gradients of `needs`.
+
+    A call allocates these gradients, and one workspace for cells and for the sums of sets.
+    """
+
+    def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
+        self.problem, self.needs, self.constant = problem, _possible(problem, needs), _has_sets_of_one(problem)
+        steps, workspace, gradients, apply_at = _steps(problem, launches, needs, dsum)
+        mean = ["mean"] * (problem.spec.centered and not problem.from_y)
+        inputs = ["x", "dy", *["dsum"] * dsum, *(name for name in PARAMETERS if getattr(problem, name)), *mean, "rstd"]
+        if not problem.spec.mix:
+            self.chain = Chain(steps, inputs, gradients, workspace)
+            return
+        parts, self.size = pack("workspace", workspace)
+        self.chain = Chain(steps[:apply_at], inputs, [*gradients, "workspace"], parts=parts)
+        after = [ChainStep(kernel, [MIXED.get(name, name) for name in operands]) for kernel, operands in steps[apply_at:]]
+        self.after_mix = Chain(after, [*inputs, *MIXED.values()], [*gradients, "workspace"], parts=parts)
+
+    def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> Gradients:
+        x, weight, bias, mean, rstd, var, scale, shift = saved[:8]
+        problem, device = self.problem, x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return self(dy, dsum, saved)
+        mean, rstd, mixed = statistic(mean, problem), statistic(rstd, problem), None
+        if problem.spec.mix:
+            mixed = _mix(problem, mean, statistic(var, problem), saved)
+            mean = laid_out(mixed.mean, problem.stat_stride)
+        if self.constant and rstd is not None:
+            rstd = torch.zeros_like(rstd)
+        x = laid_out(x, problem.y_stride) if problem.copied else x
+        dy, dsum = laid_out(dy, problem.y_stride), None if dsum is None else laid_out(dsum, problem.y_stride)
+        params = [dense(t) for t in (weight, bias, scale, shift)]
+        inputs = [t for t in (x, dy, dsum, *params, None if problem.from_y else mean, rstd) if t is not None]
+        grads = self._gradients(params)
+        outputs = [t for t in grads if t is not None]
+        if mixed is not None:
+            return Gradients(*grads, *self._through_mix(device, inputs, outputs, mixed, rstd))
+        self.chain.launch(device, inputs, outputs)
+        return Gradients(*grads)
+
+    def _gradients(self, params: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """New tensors for dx and the gradients of the parameters."""
+        problem, needs = self.problem, self.needs
+        grads: list[Tensor | None] = [allocate(problem.shape, problem.y_stride, problem.dtype) if needs[0] else None]
+        for param, needed in zip(params, needs[1:5]):
+            grads.append(new_gradient(param) if needed and param is not None else None)
+        return grads
+
+    def _through_mix(
+        self, device: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], mixed: MixedStatistics, rstd: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Launch, with the mix between the sums of sets and dx. Returns the gradients of the weights of the mix."""
+        workspace = allocate((self.size,), (1,), torch.float32)
+        self.chain.launch(device, inputs, [*outputs, workspace])
+        problem, count = self.problem, mixed.sets.count
+        places = (self.chain.parts[name].start + workspace.storage_offset() for name in SET_SUMS)
+        own = (workspace.as_strided(problem.stat_shape, problem.stat_stride, place) / count for place in places)
+        c1, c2, *weights = mixed.gradient(*own, rstd)  # pyright: ignore[reportCallIssue]
+        sums = [laid_out(c * count, problem.stat_stride) for c in (c1, c2)]
+        self.after_mix.launch(device, [*inputs, *sums], [*outputs, workspace])
+        return tuple(weights)
 
 
 def _mix(problem: NormProblem, mean: Tensor | None, var: Tensor | None, saved: SavedTensors) -> MixedStatistics:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onepass.backends.family import BACKWARD, Backward, Direction, Family, Forward, Launches
+from onepass.backends.family import BACKWARD, Backward, Direction, Family, Forward, Launches, TrainingBackward, TrainingForward
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -43,6 +43,21 @@ class GpuFamily(Family):
         from . import forward
 
         return forward.infer(problem, launches)
+
+    def infer_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+        from . import forward
+
+        return forward.infer_extras(problem, launches)
+
+    def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
+        from . import forward
+
+        return forward.train_forward(problem, launches)
+
+    def train_backward(self, problem: NormProblem, launches: Launches) -> TrainingBackward | None:
+        from . import backward
+
+        return backward.train_backward(problem, launches)
 
 
 class TrafficFamily(GpuFamily):

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from onepass.backends.family import Forward, Launches
+from onepass.backends.family import Forward, Launches, TrainingForward
+from onepass.backends.gpu.launch.chain import DESCRIPTOR, Chain, Part, Step
 from onepass.backends.gpu.launch.counters import Counters
-from onepass.backends.gpu.launch.launcher import Kernel, dense
+from onepass.backends.gpu.launch.kernel import Kernel, dense
 from onepass.backends.gpu.launch.occupancy import NotResident
 from onepass.backends.gpu.launch.signature import ALIGNMENT
-from onepass.backends.gpu.launch.stream import allocate, stream_of
+from onepass.backends.gpu.launch.source import INTERPRETED
+from onepass.backends.gpu.launch.stream import Stream, allocate, current_device, current_raw_stream
 from onepass.backends.gpu.ring.launch import RESET
+from onepass.core.memory import require_memory
 from onepass.core.mixing import mix_statistics
 from onepass.core.moments import Moments
 from onepass.core.operands import OptionalOperands, Result
 from onepass.core.problem import NormProblem
+from onepass.core.statistics import packed_shape, packed_stride
 from onepass.core.view import laid_out
 
 from .arguments import statistic
@@ -41,66 +45,144 @@ def kernels(
 
 
 def forward(problem: NormProblem, launches: Launches, statistics: bool = True, stress: str | None = None) -> Forward:
-    spec, first = problem.spec, launches[0]
-    plain = kernels(problem, launches, statistics, stress=stress)
-    adding = kernels(problem, launches, statistics, residual=True) if problem.addends else plain
-    parts, counters = first.partial_moments, first.counters
-    computed: list[str] = []
-    if not problem.given and (statistics or len(launches) > 1):
-        computed = [*["mean"] * spec.centered, *(["var"] if spec.mix else ["rstd", *["var"] * problem.track])]
+    """A launcher of y, of the statistics if they are asked for, and of x + residual if there is a residual."""
+    if problem.spec.mix:
+        return _mixed_forward(problem, launches)
+    kept = _statistics(problem, statistics)
+    plain = _chain(problem, launches, kept, statistics, stress=stress)
+    adding = _chain(problem, launches, kept, statistics, residual=True) if problem.addends else plain
 
     def launch(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
     ) -> Result:
-        run, total = plain, None
-        with stream_of(x.device) as stream:
-            if optional.residual is not None:
-                total = allocate(problem.shape, problem.stride, problem.dtype, x.device)
-                if x.stride() == optional.residual.stride() == problem.stride:
-                    run = adding
-                else:
-                    x = torch.add(x, optional.residual, out=total)
-            elif problem.copied:
-                x = laid_out(x, problem.y_stride)
-            elif first.needs_aligned_x and x.data_ptr() % ALIGNMENT:  # rare
-                x = allocate(problem.shape, problem.stride, problem.dtype, x.device).copy_(x)
-            y = allocate(problem.shape, problem.y_stride, problem.dtype, x.device)
-            t: dict[str, Any] = {
-                "x": x, "residual": optional.residual, "sum": total, "y": y, "weight": dense(weight), "bias": dense(bias),
-                "scale": dense(optional.scale), "shift": dense(optional.shift), "mean": None, "rstd": None, "var": None,
-            }  # fmt: skip
-            if problem.given:
-                t |= {"mean": statistic(mean, problem), "var": statistic(var, problem)}
-            for name in computed:
-                t[name] = allocate(problem.stat_shape, problem.stat_stride, torch.float32, x.device)
-            if parts:
-                t["parts"] = allocate((parts,), (1,), torch.float32, x.device)
-            own_mean, own_var = t["mean"], t["var"]
-            if counters:
-                t["counters"] = COUNTERS[first.counter_protocol].take(stream, counters)
-            for step, kernel in zip(launches, run):
-                if step.reads_statistics:
-                    t["x"] = x if total is None else total
-                    if spec.mix:
-                        t |= _mixed(problem, own_mean, own_var, optional)
-                kernel(stream, t)
-        if problem.given and statistics and own_var is not None:
-            t["rstd"] = torch.rsqrt(own_var + spec.eps)
-        return Result(y, own_mean, t["rstd"], own_var, total)  # pyright: ignore[reportArgumentType]
+        device = x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(x, weight, bias, mean, var, optional)
+        residual, total = optional[0], None
+        inputs = [dense(t) for t in (weight, bias, optional[1], optional[2]) if t is not None]
+        y, rstd = allocate(problem.shape, problem.y_stride, problem.dtype), None
+        outputs = [y]
+        if problem.given:
+            mean, var = statistic(mean, problem), statistic(var, problem)
+            inputs += [t for t in (mean, var) if t is not None]
+            if statistics and var is not None:
+                rstd = torch.rsqrt(var + problem.spec.eps)
+        else:
+            outputs += [allocate(problem.stat_shape, problem.stat_stride, torch.float32) for _ in kept]
+            mean, rstd, var = _named(kept, outputs[1:])
+        outputs += _counters(launches, device)
+        if residual is None:
+            plain.launch(device, [_readable(problem, launches, x), *inputs], outputs)
+        else:
+            total = allocate(problem.shape, problem.stride, problem.dtype)
+            if x.stride() == residual.stride() == problem.stride:
+                adding.launch(device, [x, residual, *inputs], [*outputs, total])
+            else:
+                plain.launch(device, [torch.add(x, residual, out=total), *inputs], outputs)
+        return Result(y, mean, rstd, var, total)  # pyright: ignore[reportArgumentType]
+
+    return launch
+
+
+def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+    """A launcher of y alone, unless x is copied or added to a residual, or there is a modulation or a mix."""
+    if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix or launches[0].needs_aligned_x:
+        return None
+    chain, shape, stride, dtype = _chain(problem, launches, (), False), problem.shape, problem.y_stride, problem.dtype
+    given, counters = problem.given, launches[0].counters
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        device = x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(x, weight, bias, mean, var)
+        inputs, outputs = [x], [allocate(shape, stride, dtype)]
+        if weight is not None:
+            inputs.append(weight if weight.is_contiguous() else dense(weight))
+        if bias is not None:
+            inputs.append(bias if bias.is_contiguous() else dense(bias))
+        if given:
+            inputs += [t for t in (statistic(mean, problem), statistic(var, problem)) if t is not None]
+        if counters:
+            outputs += _counters(launches, device)
+        chain.launch(device, inputs, outputs)
+        return outputs[0]
+
+    return launch
+
+
+def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, x + residual), or None if `forward` must prepare x."""
+    if problem.copied or problem.given or problem.spec.mix or launches[0].needs_aligned_x:
+        return None
+    adds, counters, general = problem.addends is not None, launches[0].counters, forward(problem, launches, False)
+    chain = _chain(problem, launches, (), False, residual=adds)
+    shape, stride, y_stride, dtype = problem.shape, problem.stride, problem.y_stride, problem.dtype
+
+    def launch(x: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        device, (weight, bias, residual, scale, shift) = x.get_device(), others
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(x, *others)
+        if residual is not None and not x.stride() == residual.stride() == stride:
+            require_memory(("input", "residual"), (x, residual))
+            result = general(x, weight, bias, None, None, OptionalOperands(residual, scale, shift))
+            return result.y, result.sum
+        y, total = allocate(shape, y_stride, dtype), None
+        inputs, outputs = [x] if residual is None else [x, residual], [y]
+        for param in (weight, bias, scale, shift):
+            if param is not None:
+                inputs.append(param if param.is_contiguous() else dense(param))
+        if counters:
+            outputs += _counters(launches, device)
+        if adds:
+            total = allocate(shape, stride, dtype)
+            outputs.append(total)
+        chain.launch(device, inputs, outputs)
+        return y, total
+
+    return launch
+
+
+def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
+    """A launcher of y, with mean and rstd in one tensor, where x, weight and bias are the only operands."""
+    if problem.addends or problem.scale or problem.shift or problem.given or problem.track or problem.spec.mix or problem.from_y:
+        return None
+    if problem.copied:
+        return None
+    count, shape, stride = prod(problem.stat_shape), packed_shape(problem), packed_stride(problem)
+    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", stride[0], stride[0] + count)}
+    names, y_shape, y_stride, dtype = ["y", "statistics"], problem.shape, problem.y_stride, problem.dtype
+    chain = _chain_of(problem, launches, kernels(problem, launches), ["x", *_parameters(problem)], names, parts=parts)
+    counters, aligned = launches[0].counters, launches[0].needs_aligned_x
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
+        device = x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(x, weight, bias)
+        y, statistics = allocate(y_shape, y_stride, dtype), allocate(shape, stride, torch.float32)
+        inputs, outputs = [_readable(problem, launches, x) if aligned else x], [y, statistics]
+        if weight is not None:
+            inputs.append(weight if weight.is_contiguous() else dense(weight))
+        if bias is not None:
+            inputs.append(bias if bias.is_contiguous() else dense(bias))
+        if counters:
+            outputs += _counters(launches, device)
+        chain.launch(device, inputs, outputs)
+        return y, statistics
 
     return launch
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
-    """The reason why the cooperative kernels of a plan cannot run on this device, or "" if they can.
-
-    Compiles them to find out.
-    """
+    """Why programs that wait for each other cannot run here, or "". The kernels are compiled to find out."""
     try:
         for kernel in kernels(problem, launches, statistics=False):
-            if kernel.cooperative:
-                with stream_of(device) as stream:
-                    kernel.load(stream.device)
+            if kernel.cooperative and not INTERPRETED:
+                with torch.cuda.device(device):
+                    kernel.load(current_device())
     except NotResident as reason:
         return str(reason)
     except (ImportError, AttributeError, TritonError) as reason:
@@ -110,23 +192,107 @@ def check_launchable(problem: NormProblem, launches: Launches, device: torch.dev
     return ""
 
 
-def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> dict[str, Tensor]:
-    """Mix the statistics of the sets. Returns the mean and rstd to apply."""
+def _statistics(problem: NormProblem, wanted: bool) -> tuple[str, ...]:
+    """The names of the statistics that a caller gets from the kernels."""
+    if problem.given or not wanted:
+        return ()
+    return (*["mean"] * problem.spec.centered, "rstd", *["var"] * problem.track)
+
+
+def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """mean, rstd and var."""
+    found = dict(zip(names, tensors))
+    return found.get("mean"), found.get("rstd"), found.get("var")
+
+
+def _readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:
+    """x, or a copy of it where the kernels cannot read x itself."""
+    if problem.copied:
+        return laid_out(x, problem.y_stride)
+    if launches[0].needs_aligned_x and x.data_ptr() % ALIGNMENT:  # few tensors are not aligned
+        return allocate(problem.shape, problem.stride, problem.dtype).copy_(x)
+    return x
+
+
+def _counters(launches: Launches, device: int) -> list[Tensor]:
+    """The counters of the first launch, if it has any."""
+    if not launches[0].counters:
+        return []
+    stream = Stream(device, 0 if INTERPRETED else current_raw_stream(device))
+    return [COUNTERS[launches[0].counter_protocol].take(stream, launches[0].counters)]
+
+
+def _chain(
+    problem: NormProblem, launches: Launches, kept: Sequence[str], statistics: bool, residual: bool = False, stress: str | None = None
+) -> Chain:
+    """The launches on x, the residual, the parameters and given statistics.
+
+    Outputs are y, the statistics that are `kept`, counters, and the sum. Other statistics are part of the workspace.
+    """
+    made = kernels(problem, launches, statistics, residual, stress)
+    inputs = ["x", *["residual"] * residual, *_parameters(problem), *_given(problem)]
+    return _chain_of(problem, launches, made, inputs, ["y", *kept], residual)
+
+
+def _chain_of(
+    problem: NormProblem,
+    launches: Launches,
+    made: Sequence[Kernel],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    residual: bool = False,
+    parts: Mapping[str, Part] | None = None,
+) -> Chain:
+    """A chain with these outputs, then counters if there are any, and the sum if there is a `residual`."""
+    steps = []
+    for launch, kernel in zip(launches, made):
+        names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
+        steps.append(Step(kernel, [*[DESCRIPTOR] * bool(kernel.descriptor), *names]))
+    outputs = *outputs, *["counters"] * bool(launches[0].counters), *["sum"] * residual
+    sizes = {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")} | {"parts": launches[0].partial_moments}
+    used, known = dict.fromkeys(name for step in steps for name in step.operands), {DESCRIPTOR, *inputs, *outputs, *(parts or {})}
+    return Chain(steps, inputs, outputs, {name: sizes[name] for name in used if name not in known}, parts)
+
+
+def _parameters(problem: NormProblem) -> list[str]:
+    return [name for name in ("weight", "bias", "scale", "shift") if getattr(problem, name)]
+
+
+def _given(problem: NormProblem) -> list[str]:
+    """The names of the statistics that a caller passes."""
+    return [*["mean"] * problem.spec.centered, "var"] if problem.given else []
+
+
+def _mixed_forward(problem: NormProblem, launches: Launches) -> Forward:
+    """A launcher that mixes the statistics of several norms between the launches that compute and apply them."""
+    made = kernels(problem, launches, True)
+    last = next(at for at, launch in enumerate(launches) if launch.reads_statistics)
+    inputs, own = _parameters(problem), [*["mean"] * problem.spec.centered, "var"]
+    reduce = _chain_of(problem, launches[:last], made[:last], ["x"], own)
+    apply = _chain_of(problem, launches[last:], made[last:], ["x", *inputs, "mean", "rstd"], ["y"])
+
+    def launch(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
+    ) -> Result:
+        device = x.get_device()
+        if device != current_device():
+            with torch.cuda.device(device):
+                return launch(x, weight, bias, mean, var, optional)
+        params = [dense(t) for t in (weight, bias, optional.scale, optional.shift) if t is not None]
+        y, x = allocate(problem.shape, problem.y_stride, problem.dtype), _readable(problem, launches, x)
+        found = [allocate(problem.stat_shape, problem.stat_stride, torch.float32) for _ in own]
+        reduce.launch(device, [x], found)
+        own_mean, _, own_var = _named(own, found)
+        mixed_mean, rstd = _mixed(problem, own_mean, own_var, optional)
+        apply.launch(device, [x, *params, mixed_mean, rstd], [y])
+        return Result(y, own_mean, rstd, own_var)
+
+    return launch
+
+
+def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> tuple[Tensor, Tensor]:
+    """The mean and rstd that a mix applies, from the statistics of the sets."""
     assert problem.x is not None and mean is not None and var is not None
     count = problem.x.reps * problem.x.run
     mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), optional)
-    stats = {"mean": mixed.mean, "rstd": torch.rsqrt(mixed.var + problem.spec.eps)}
-    return {name: laid_out(stat, problem.stat_stride) for name, stat in stats.items()}
-
-
-def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-    """A launcher that returns only y and takes very little host time.
-
-    None if the problem needs more than one plain launch: a copy of x, a residual, modulation, given statistics, or a
-    cooperative launch.
-    """
-    if len(launches) > 1 or problem.copied or problem.addends or problem.scale or problem.shift or problem.given:
-        return None
-    (kernel,) = kernels(problem, launches, statistics=False)
-    kernel.output = problem.shape, problem.y_stride, problem.dtype
-    return None if kernel.cooperative else kernel.launch_minimal
+    return laid_out(mixed.mean, problem.stat_stride), laid_out(torch.rsqrt(mixed.var + problem.spec.eps), problem.stat_stride)

@@ -112,7 +112,7 @@ class ForwardLaunch(Launch):
 
     @abstractmethod
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        """Return the Kernel (of launch/launcher.py) that this launch runs, with its arguments."""
+        """Return the Kernel (of launch/kernel.py) that this launch runs, with its arguments."""
 
 
 FLIP = "flip"  # a counter protocol: the members of a team together flip the sign of the team's counter

@@ -1,9 +1,8 @@
-"""The current device and stream, and memory on it."""
+"""The current device and stream, and new tensors on that device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,34 +12,17 @@ from onepass.core.allocate import on_current_gpu
 
 from .source import INTERPRETED
 
-current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # not in builds for the CPU
-
-
-current_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-
-def _interpreted(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-
-allocate = _interpreted if INTERPRETED else on_current_gpu  # an uninitialised tensor on the current device
-
 
 class Stream(NamedTuple):
     device: int
     handle: int
 
 
-@contextmanager
-def _switched(device: torch.device) -> Iterator[Stream]:
-    with torch.cuda.device(device):
-        yield Stream(device.index, current_raw_stream(device.index))
+def _new_on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype)
 
 
-def stream_of(device: torch.device) -> AbstractContextManager[Stream]:
-    """The current stream of a device. Inside the context, the device is the current one."""
-    if INTERPRETED:
-        return nullcontext(Stream(-1, 0))
-    if device.index == current_device():
-        return nullcontext(Stream(device.index, current_raw_stream(device.index)))
-    return _switched(device)
+# Triton's interpreter runs on tensors of the CPU, whose device number is -1. Builds of torch for the CPU lack the functions of torch._C.
+current_device: Callable[[], int] = (lambda: -1) if INTERPRETED else getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+allocate = _new_on_cpu if INTERPRETED else on_current_gpu  # an uninitialized tensor on the current device

@@ -84,7 +84,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .combine_kernel import combine
 

@@ -75,7 +75,7 @@ class BackwardLaunch(ChainedLaunch):
 
     @abstractmethod
     def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
-        """Return the Kernel of launch/launcher.py that runs this launch, with its arguments."""
+        """Return the Kernel of launch/kernel.py that runs this launch, with its arguments."""
 
     def pointers(self, problem: NormProblem, options: BackwardOptions) -> tuple[GradientTensors, Affine, SetValues, Cells]:
         """Return the dtypes of the tensors that the kernel gets, in four groups. A tensor that it does not get is None."""

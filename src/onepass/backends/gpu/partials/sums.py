@@ -112,7 +112,7 @@ class SumsLaunch(ChainedLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .sums_kernel import add_up
 

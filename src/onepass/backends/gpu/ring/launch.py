@@ -155,7 +155,7 @@ class RingLaunch(SharedSetLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel import ring_forward  # imported here, because only this kernel needs Gluon, which is experimental
 

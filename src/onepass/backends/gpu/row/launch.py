@@ -97,7 +97,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel import row_forward
 

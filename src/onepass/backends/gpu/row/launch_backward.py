@@ -65,7 +65,7 @@ class RowBackwardLaunch(BackwardLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel_backward import row_backward
 

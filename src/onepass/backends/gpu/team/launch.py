@@ -100,7 +100,7 @@ class TeamLaunch(SharedSetLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel import team_forward
 

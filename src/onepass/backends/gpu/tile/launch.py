@@ -112,7 +112,7 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: ForwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel import tile_forward
 

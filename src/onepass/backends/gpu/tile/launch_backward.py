@@ -74,7 +74,7 @@ class TileBackwardLaunch(BackwardLaunch):
         )
 
     def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
-        from onepass.backends.gpu.launch.launcher import Kernel
+        from onepass.backends.gpu.launch.kernel import Kernel
 
         from .kernel_backward import tile_backward
 

@@ -1,0 +1,74 @@
+"""A kernel whose arguments are all fixed except its pointers.
+
+Triton's own launch inspects every argument of every call, which takes longer than a small norm. Here the plan has fixed
+the numbers, and the kernel is compiled once for aligned pointers, and once for others if they occur. `chain.py` launches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from onepass.core.memory import require_memory
+
+from .descriptor import Descriptor
+from .occupancy import require_coresident
+from .signature import ALIGNMENT, filled, signature_of
+from .source import Source, loaded
+
+
+class Kernel:
+    """A Triton function with its arguments, on `programs` programs of `warps` warps.
+
+    `pointers` has the dtype of each operand that the kernel reads or writes, in the order in which a launch passes
+    them.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        arguments: Sequence[Any],
+        programs: int,
+        warps: int,
+        *,
+        cooperative: bool = False,
+        max_registers: int = 0,
+        pdl: bool = False,
+    ) -> None:
+        self.function, self.arguments, self.programs, self.cooperative = function, arguments, programs, cooperative
+        self.descriptor = next((value for value in arguments if isinstance(value, Descriptor)), None)
+        self._signature = signature_of(function.arg_names, arguments)
+        self._options = warps, cooperative, max_registers, pdl
+        self.pointers = {leaf.name: leaf.dtype for leaf in self._signature.pointers}
+        self.numbers = self._signature.numbers
+
+    def source(self, aligned: bool = True) -> Source:
+        """What is compiled; with `aligned`, for pointers that are multiples of 16 bytes."""
+        types, constants, divisors, pointers, _ = self._signature
+        if aligned:
+            divisors = *((leaf.path, ALIGNMENT) for leaf in pointers), *divisors
+        return Source(self.function, types, constants, divisors, *self._options)
+
+    def load(self, device: int, aligned: bool = True) -> tuple[Any, Any, Any]:
+        """Compile the kernel, unless that is done. Return Triton's launcher and the two objects that it takes first.
+
+        Raises NotResident if the programs must run at the same time, and cannot on this device.
+        """
+        kernel = loaded(self.source(aligned), device)
+        if self.cooperative:
+            require_coresident(kernel, self.programs, device)
+        return kernel.run, kernel.function, kernel.packed_metadata
+
+    def interpret(self, operands: Mapping[str, Tensor]) -> None:
+        """Run in Triton's interpreter, on tensors that are found by the names of the pointers."""
+        self.function[(self.programs,)](*filled(self.arguments, operands, self.function.arg_names))
+
+
+def dense(param: Tensor | None) -> Any:
+    """The parameter, contiguous as kernels need it."""
+    if param is None or param.is_contiguous():
+        return param
+    require_memory(("parameter",), (param,))
+    return param.contiguous()

@@ -1,0 +1,107 @@
+"""Calls with a residual or a modulation take a shorter path from the second call of a kind on. Nothing else may differ."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import onepass.functional as O
+from onepass.dispatch import call, launchers
+
+
+def _tensors(**options):
+    torch.manual_seed(0)
+    return [torch.randn(shape, **options) for shape in ((2, 6, 8), (2, 6, 8), (8,), (8,), (2, 8), (2, 8))]
+
+
+CALLS = {
+    "add_layer_norm": lambda x, r, w, b, s, t: O.add_layer_norm(x, r, (8,), w, b),
+    "add_rms_norm": lambda x, r, w, b, s, t: O.add_rms_norm(x, r, (8,), w, 1e-6),
+    "add_group_norm": lambda x, r, w, b, s, t: O.add_group_norm(x, r, 2, w[:6], b[:6], activation="silu"),
+    "layer_norm": lambda x, r, w, b, s, t: (O.layer_norm(x, (8,), w, b, modulate=(s, t)),),
+    "rms_norm": lambda x, r, w, b, s, t: (O.rms_norm(x, (8,), w, 1e-6, modulate=(s, t)),),
+}
+every_call = pytest.mark.parametrize("name", CALLS)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Counts the calls that took the short path, and forgets all kinds of calls before the test."""
+    taken = []
+    known = call.normalize_known
+
+    def counted(*args):
+        found = known(*args)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(call, "normalize_known", counted)
+    launchers.forget_all()
+    return taken
+
+
+def _gradients(name, tensors):
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    outputs = CALLS[name](*leaves)
+    grads = torch.autograd.grad([out.square().sum() for out in outputs], leaves, allow_unused=True)
+    return [*outputs, *[g for g in grads if g is not None]]
+
+
+@every_call
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_second_call_equals_the_first(name, dtype, short):
+    tensors = _tensors(dtype=dtype)
+    first, second = CALLS[name](*tensors), CALLS[name](*tensors)
+    assert short == [False, True]
+    assert_close(second, first, rtol=0, atol=0)
+
+
+@every_call
+def test_gradients_of_the_second_call_equal_those_of_the_first(name, short):
+    tensors = _tensors()
+    first, second = _gradients(name, tensors), _gradients(name, tensors)
+    assert short == [False, True]
+    assert_close(second, first, rtol=0, atol=0)
+
+
+BAD = {
+    "another shape": lambda t: t[..., :1],
+    "another dtype": lambda t: t.to(torch.int32),
+    "no tensor": lambda t: t.tolist(),
+    "a device without memory": lambda t: t.to("meta"),
+    "a freed storage": lambda t: (t := t.clone(), t.untyped_storage().resize_(0))[0],
+}
+
+
+@every_call
+@pytest.mark.parametrize("bad", BAD)
+def test_errors_are_the_same_after_a_good_call(name, bad):
+    def error(tensors):
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as raised:
+            CALLS[name](*tensors)
+        return type(raised.value), str(raised.value)
+
+    good = _tensors()
+    which = range(2) if name.startswith("add") else (0, 4, 5)
+    wrong = [[BAD[bad](t) if i == at else t for i, t in enumerate(good)] for at in which]
+    before = []
+    for tensors in wrong:
+        launchers.forget_all()
+        before.append(error(tensors))
+    CALLS[name](*good)
+    assert [error(tensors) for tensors in wrong] == before
+
+
+@every_call
+def test_a_negative_view(name):
+    tensors = _tensors()
+    CALLS[name](*tensors)
+    negative = [torch._neg_view(t) for t in tensors]
+    assert_close(CALLS[name](*negative), CALLS[name](*[-t for t in tensors]))
+
+
+@every_call
+def test_other_strides_of_the_residual(name):
+    tensors = _tensors()
+    CALLS[name](*tensors)
+    strided = [t.repeat_interleave(2, -1)[..., ::2] for t in tensors]
+    assert_close(CALLS[name](*strided), CALLS[name](*tensors))
