@@ -105,3 +105,47 @@ def test_other_strides_of_the_residual(name):
     CALLS[name](*tensors)
     strided = [t.repeat_interleave(2, -1)[..., ::2] for t in tensors]
     assert_close(CALLS[name](*strided), CALLS[name](*tensors))
+
+
+def _batch_norm(tensors, module=O, grad=False):
+    x, weight, bias, mean, var = (t.clone() for t in tensors)
+    leaves = [t.requires_grad_(grad) for t in (x, weight, bias)]
+    y = module.batch_norm(x, mean, var, weight, bias, True, 0.1)
+    return [y.detach(), mean, var, *(torch.autograd.grad(y.square().sum(), leaves) if grad else ())]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_training_steps_of_batch_norm(grad):
+    torch.manual_seed(0)
+    tensors = [torch.randn(4, 6, 5, 5), torch.randn(6), torch.randn(6), torch.zeros(6), torch.ones(6)]
+    first, second = _batch_norm(tensors, grad=grad), _batch_norm(tensors, grad=grad)
+    assert_close(second, first, rtol=0, atol=0)
+    assert_close(second, _batch_norm(tensors, torch.nn.functional, grad), rtol=1e-4, atol=1e-4)
+
+
+BAD_RUNNING = {
+    "another shape": lambda t: t[:3],
+    "a freed storage": BAD["a freed storage"],
+    "a leaf that needs a gradient": lambda t: t.clone().requires_grad_(),
+    "memory that overlaps": lambda t: t[:1].expand(6),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_RUNNING)
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("grad", [False, True])
+def test_errors_of_batch_norm_are_the_same_after_a_good_call(bad, at, grad):
+    def error():
+        x = torch.randn(4, 6, 5, 5, requires_grad=grad)
+        running = [torch.zeros(6), torch.ones(6)]
+        running[at] = BAD_RUNNING[bad](running[at])
+        try:
+            O.batch_norm(x, *running, training=True)
+        except RuntimeError as raised:
+            return str(raised)
+        return "no error"
+
+    before = error()
+    _batch_norm([torch.randn(4, 6, 5, 5), torch.randn(6), torch.randn(6), torch.zeros(6), torch.ones(6)], grad=grad)
+    O.batch_norm(torch.randn(4, 6, 5, 5, requires_grad=grad), torch.zeros(6), torch.ones(6), training=True)
+    assert error() == before

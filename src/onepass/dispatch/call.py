@@ -86,23 +86,33 @@ def normalize_and_track(
     running_mean: Tensor,
     running_var: Tensor,
     momentum: float,
+    update: Update,
 ) -> Tensor | None:
-    """Normalize x by its own statistics and update the running statistics, (12), in one call of a kernel.
+    """Normalize x by its own statistics and update the running statistics, (12). `update(result)` does so if the kernel cannot.
 
-    Returns None and does nothing if no kernel can do that, or if `may_track` has not accepted a call of this kind before.
+    Return None and do nothing unless `may_track` has accepted a call of this kind, or if the call fails: a checked call will raise a
+    better error.
     """
     running = running_mean, running_var
-    if route(x, weight, bias, *running) is not DIRECT or not all(t.is_cpu and t.is_contiguous() for t in running):
-        return None
-    if grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *running)):
+    if route(x, weight, bias, *running) is not DIRECT or not all(t.is_contiguous() and not t.is_inference() for t in running):
         return None
     launchers = find(_tracking_kind(define, args, x, weight, bias, running_mean, running_var, momentum))
-    if launchers is None or launchers.track is None:
+    if launchers is None or min(running_mean.data_ptr(), running_var.data_ptr()) < LOWEST:
         return None
     try:
-        return launchers.track(x, weight, bias, running_mean, running_var, momentum)
-    except ZeroTensor:
+        if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias, *running) if t is not None]:
+            if running_mean.requires_grad or running_var.requires_grad:
+                return None
+            return Norm.apply(launchers, update, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
+        if launchers.track is not None:
+            return launchers.track(x, weight, bias, running_mean, running_var, momentum)
+        if min([t.data_ptr() for t in (x, weight, bias) if t is not None]) < LOWEST:
+            return None
+        result = launchers.forward(x, weight, bias, None, None, NO_OPTIONAL)
+    except RuntimeError:
         return None
+    update(result)
+    return result.y
 
 
 def may_track(
@@ -117,7 +127,7 @@ def may_track(
 ) -> bool:
     """Whether `normalize_and_track` may run this call, whose arguments were checked. If so, prepares its launchers."""
     running = running_mean, running_var
-    fits = type(momentum) is float and all(t.dtype == torch.float32 and t.is_cpu for t in running) and x.numel() > 0
+    fits = type(momentum) is float and all(t.dtype == torch.float32 and t.device == x.device for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:
         return False
     kind = _tracking_kind(define, args, x, weight, bias, *running, momentum)
@@ -129,7 +139,8 @@ def may_track(
 def _tracking_kind(
     define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, running_mean: Tensor, running_var: Tensor, momentum: float
 ) -> Kind:
-    others = "track", momentum, running_mean.shape, running_mean.dtype, running_var.shape, running_var.dtype
+    running = running_mean.shape, running_mean.dtype, running_mean.device, running_var.shape, running_var.dtype, running_var.device
+    others = "track", momentum, *running
     return kind_of(define, args, x, weight, bias, others)
 
 

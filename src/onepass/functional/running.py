@@ -111,8 +111,12 @@ def batch_norm(
         channel_dim = as_channel_dim(input, channel_dim)
     args, running = (eps, channel_dim, activation, modulate is not None, save), (running_mean, running_var)
     track, plain = training and running_mean is not None and running_var is not None, modulate is None and out is None and not return_stats
+
+    def update(result: Result) -> None:
+        update_running(running_mean, running_var, result.mean, unbiased(result.var, input), momentum)
+
     operands = input, weight, bias, running_mean, running_var, momentum
-    y = call.normalize_and_track(define_batch_norm, args, *operands) if plain and track else None  # pyright: ignore[reportArgumentType]
+    y = call.normalize_and_track(define_batch_norm, args, *operands, update) if plain and track else None  # pyright: ignore[reportArgumentType]
     if y is not None:
         return y
 
@@ -128,13 +132,9 @@ def batch_norm(
     if not training:
         return _evaluate(args, input, running, weight, bias, extras)
     if plain and track and call.may_track(define_batch_norm, args, *operands):
-        y = call.normalize_and_track(define_batch_norm, args, *operands)  # pyright: ignore[reportArgumentType]
+        y = call.normalize_and_track(define_batch_norm, args, *operands, update)  # pyright: ignore[reportArgumentType]
         if y is not None:
             return y
-
-    def update(result: Result) -> None:
-        update_running(running_mean, running_var, result.mean, unbiased(result.var, input), momentum)
-
     keywords: dict[str, Any] = {"running": running, "track": track, "update": update if track and input.numel() else None}
     return output_of(normalize_with_extras(define_batch_norm, args, input, weight, bias, extras, **keywords), return_stats)
 

@@ -19,7 +19,7 @@ def update_running(running_mean: Tensor | None, running_var: Tensor | None, mean
     """
     for running, batch in ((running_mean, mean), (running_var, var)):
         assert running is not None and batch is not None
-        batch = batch.reshape(running.shape)
+        batch = batch if batch.shape == running.shape else batch.reshape(running.shape)
         if running.dtype == batch.dtype and not isinstance(momentum, Tensor):
             running.lerp_(batch, momentum)
         else:
