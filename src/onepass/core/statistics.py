@@ -1,4 +1,4 @@
-"""Mean and rstd of a training forward in one tensor: one allocation, and one tensor for autograd to save."""
+"""The tensor that holds mean and rstd of a training forward: one allocation, and one tensor for autograd to save."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def packed_shape(problem: NormProblem) -> tuple[int, ...]:
 
 
 def packed_stride(problem: NormProblem) -> tuple[int, ...]:
-    """mean comes first, in the order of x's memory. rstd begins at a multiple of 16 bytes."""
+    """Return its strides. mean comes first, in the order of x's memory. rstd begins at a multiple of 16 bytes."""
     return (-(-prod(problem.stat_shape) // 4) * 4, *problem.stat_stride)
 
 
 def unpack(problem: NormProblem, statistics: Tensor) -> tuple[Tensor | None, Tensor]:
-    """mean and rstd. There is no mean if the norm subtracts none."""
+    """Return (mean, rstd). mean is None if the norm subtracts none."""
     return statistics[0] if problem.spec.centered else None, statistics[1]

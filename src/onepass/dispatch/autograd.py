@@ -1,4 +1,4 @@
-"""The direct route's autograd functions, and the backward of the other routes."""
+"""The autograd functions of the direct route, and the backward of the other routes (see route.py)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class PlainNorm(torch.autograd.Function):
 
 
 def needs_of(needed: Sequence[bool]) -> Needs:
-    """Which gradients are needed, from the flags of x, weight, bias, mean, var and the optional operands.
+    """Return which gradients are needed, from the flags of x, weight, bias, mean, var and the optional operands.
 
     x and residual share one gradient, and statistics have none.
     """
@@ -134,7 +134,7 @@ def needs_of(needed: Sequence[bool]) -> Needs:
 
 
 def in_operand_order(grads: Gradients, x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
-    """Gradients in the order of x, weight, bias, mean, var and the optional operands."""
+    """Return the gradients in the order of x, weight, bias, mean, var and the optional operands."""
     dx, dweight, dbias, *others = grads
     dresidual = None if dx is None or residual is None else dx.to(residual)
     if dx is not None and dx.dtype != x:
@@ -145,7 +145,7 @@ def in_operand_order(grads: Gradients, x: torch.dtype, residual: torch.dtype | N
 def backward_by_spec(
     way: str, spec: NormSpec, given: bool, dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Needs
 ) -> Gradients:
-    """The backward of the routes that know a spec but no problem."""
+    """Run the backward by the registered op or by the reference, which take a spec instead of a prepared launcher."""
     require_memory_if_shown(_BACKWARD_NAMES, (dy, dsum, *saved))
     if way is REFERENCE:
         if spec.from_y and torch.is_grad_enabled():
@@ -161,10 +161,10 @@ def backward_by_spec(
 
 
 def wanted_gradients(needs: Sequence[bool], saved: SavedTensors) -> list[bool]:
-    """Which gradients to compute: those that are needed and whose operand is not None."""
+    """Return which gradients to compute: those that are needed and whose operand is not None."""
     return [needed and t is not None for needed, t in zip(Needs(*needs), differentiable(saved))]
 
 
 def differentiable(saved: SavedTensors) -> tuple[Tensor | None, ...]:
-    """The operands that have gradients, in the order of Gradients."""
+    """Return the operands that have gradients, in the order of Gradients."""
     return saved.x, saved.weight, saved.bias, saved.scale, saved.shift, saved.mean_weight, saved.var_weight

@@ -125,7 +125,7 @@ def may_track(
     running_var: Any,
     momentum: Any,
 ) -> bool:
-    """Whether `normalize_and_track` may run this call, whose arguments were checked. If so, prepares its launchers."""
+    """Return whether `normalize_and_track` may run this call, whose arguments were checked. If so, prepare its launchers."""
     running = running_mean, running_var
     fits = type(momentum) is float and all(t.dtype == torch.float32 and t.device == x.device for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:
@@ -194,7 +194,7 @@ def normalize_with(
     stats: bool = True,
     update: Update | None = None,
 ) -> Result:
-    """As `normalize`, with all optional operands. Returns the statistics too, and no gradient flows through them.
+    """Normalize x as `normalize` does, with optional operands. Return a Result with statistics, which have no gradient.
 
     `track` requests the variance. Without `stats`, statistics may be missing. Given statistics may be missing in any case.
 
@@ -233,13 +233,13 @@ def normalize_with(
 
 
 def _if_needed(total: Tensor, operands: Sequence[Tensor | None]) -> Tensor:
-    """The sum, as part of the graph only if x or the residual is."""
+    """Return x + residual, detached unless x or the residual needs a gradient."""
     x, residual = operands[0], operands[5]
     return total if (x is not None and x.requires_grad) or (residual is not None and residual.requires_grad) else total.detach()
 
 
 def _by_spec(way: str, spec: NormSpec, operands: Sequence[Tensor | None], track: bool, update: Update | None) -> Result:
-    """The forward of the routes that know a spec but no problem."""
+    """Run the forward by the registered op or by the reference, which take a spec instead of a prepared launcher."""
     require_memory_if_shown(OPERAND_NAMES, operands)
     if way is OP:
         pending = [update] if update and not compiling() else []

@@ -38,7 +38,7 @@ forget_all = _known.clear
 
 
 def kind_of(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, others: Any) -> Kind:
-    """The key of a call. `others` is whatever else decides how it runs, such as `signatures_of` further tensors.
+    """Return the key of a call. `others` is whatever else decides how it runs, such as `signatures_of` further tensors.
 
     The devices of weight and bias are not part of the key. The launchers check them.
     """
@@ -49,7 +49,7 @@ def kind_of(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | N
 
 
 def signatures_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Shape, dtype and device of each tensor, for a key."""
+    """Return (shape, dtype, device) of each tensor, or None for None, as part of a key."""
     return tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
 
 
@@ -72,7 +72,7 @@ def remember(kind: Kind, found: Launchers) -> None:
 
 
 def plan_launchable(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
-    """The plan of the forward, and the Device it was made for.
+    """Return the plan of the forward, and the Device it was made for.
 
     Some families must compile to find out whether they can run here. If one cannot, its reason is stored in the Device, and the
     planner chooses again.
@@ -88,7 +88,7 @@ def plan_launchable(problem: NormProblem, device: torch.device, options: Options
 
 
 def bias_is_not_read(spec: NormSpec, weight: Tensor | None, bias: Tensor | None, modulated: bool) -> bool:
-    """Whether a backward reads only the shape and dtype of the bias, and the weight has the same.
+    """Return whether a backward reads only the shape and dtype of the bias, and the weight has the same.
 
     Then the bias is not saved, and users may change it in place. A backward reads its values to compute z again, or x_hat from y.
     """
@@ -179,7 +179,7 @@ class Launchers:
 
     @cached_property
     def train_forward(self) -> TrainingForward | None:
-        """A forward with less host time, if there is such a backward, too."""
+        """(x, weight, bias) -> (y, mean and rstd in one tensor), with less host time; None without a `train_backward`."""
         return self._family.train_forward(self.problem, self.plan.launches) if self.train_backward else None
 
     @cached_property

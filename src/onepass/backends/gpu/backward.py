@@ -1,4 +1,7 @@
-"""Runs the launches of a backward: from dy and what the forward saved to the gradients that are needed."""
+"""Launchers of a backward on a GPU: functions from dy and the saved tensors to the gradients that are needed.
+
+Programs store partial gradients of parameters, called cells. A later launch adds them up.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ def backward(problem: NormProblem, launches: Launches) -> Backward:
 
 
 def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool = False) -> list[tuple[Step, Kernel]]:
-    """The launches that these gradients need, each with its kernel. They overlap by PDL if the plan's launches do."""
+    """Return the launches that these gradients need, each with its kernel.
+
+    They overlap by programmatic dependent launch (PDL) if the launches of the plan do.
+    """
     needs = _possible(problem, needs)
     wanted = {"param": needs.weight or needs.bias, "modulation": needs.scale or needs.shift, "sets": needs_set_sums(problem, needs)}
     sums = [step for step in launches if isinstance(step, SumsLaunch)]
@@ -75,7 +81,7 @@ def _possible(problem: NormProblem, needs: Needs) -> Needs:
 
 
 class _Steps(NamedTuple):
-    """The launches that compute some gradients, by the names of their tensors."""
+    """The kernels that compute some gradients, with the names of their tensors."""
 
     steps: list[ChainStep]
     workspace: dict[str, int]  # the sizes of cells, and of the sums of sets if one launch passes them to another
@@ -96,7 +102,7 @@ def _steps(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -
 
 
 def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
-    """The name of the tensor that a pointer of a kernel gets."""
+    """Return the name of the tensor that a pointer of a kernel gets."""
     if isinstance(step, SumsLaunch):
         name = NAMES[step.of][int(pointer[-1]) - 1]
         return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
@@ -106,7 +112,7 @@ def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
 
 
 def _summed(problem: NormProblem, step: SumsLaunch, needs: Needs) -> list[str]:
-    """Which of its two sums a launch computes."""
+    """Return the names of the sums that a launch computes: at most two."""
     if step.of == "sets":
         return ["c1", "c2"] if problem.spec.centered else ["c2"]
     return [name for name in NAMES[step.of] if getattr(needs, name)]
@@ -117,13 +123,13 @@ def _cells(name: str) -> str:
 
 
 def _has_sets_of_one(problem: NormProblem) -> bool:
-    """Whether a set is one element, so that dx is 0. wdy - c1 may not be 0, if the compiler rounds only one of them."""
+    """Return whether a set is one element. Then dx is 0, but wdy - c1 may not be 0 if the compiler rounds only one of them."""
     x = problem.x
     return x is not None and x.reps * x.run == 1 and problem.spec.centered and not problem.given and not problem.spec.mix
 
 
 def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward | None:
-    """A launcher for x, weight and bias, with mean and rstd in one tensor."""
+    """Return the backward of `train_forward` in forward.py, or None if the call has more operands than x, weight and bias."""
     if problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix or problem.from_y or problem.copied:
         return None
     if _has_sets_of_one(problem):
@@ -218,7 +224,7 @@ class _Run:
         return Gradients(*grads)
 
     def _gradients(self, params: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """New tensors for dx and the gradients of the parameters."""
+        """Return new tensors for dx and the gradients of the parameters; None for those that are not needed."""
         problem, needs = self.problem, self.needs
         grads: list[Tensor | None] = [allocate(problem.shape, problem.y_stride, problem.dtype) if needs[0] else None]
         for param, needed in zip(params, needs[1:5]):
@@ -228,7 +234,7 @@ class _Run:
     def _through_mix(
         self, device: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], mixed: MixedStatistics, rstd: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Launch, with the mix between the sums of sets and dx. Returns the gradients of the weights of the mix."""
+        """Launch the sums of sets, mix them, and launch the rest. Return the gradients of the weights of the mix."""
         workspace = allocate((self.size,), (1,), torch.float32)
         self.chain.launch(device, inputs, [*outputs, workspace])
         problem, count = self.problem, mixed.sets.count

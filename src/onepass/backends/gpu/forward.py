@@ -1,4 +1,4 @@
-"""Runs the launches of a forward: from the tensors of a problem to y and its statistics."""
+"""Launchers of a forward on a GPU: functions from the tensors of a call to y, and to statistics if they are asked for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTERS = {FLIP: Counters(), RESET: Counters()}
 def kernels(
     problem: NormProblem, launches: Launches, statistics: bool = True, residual: bool = False, stress: str | None = None
 ) -> list[Kernel]:
-    """The kernels of the launches, in order.
+    """Return the kernels of the launches, in order.
 
     Without `statistics`, a kernel stores none, unless the next one reads them. With a `residual`, the first kernel adds
     it. `stress` is for stress tests of `ring`: see ring/stress.py.
@@ -45,7 +45,7 @@ def kernels(
 
 
 def forward(problem: NormProblem, launches: Launches, statistics: bool = True, stress: str | None = None) -> Forward:
-    """A launcher of y, of the statistics if they are asked for, and of x + residual if there is a residual."""
+    """Return the launcher for all operands. Its Result has statistics if `statistics`, and the sum if there is a residual."""
     if problem.spec.mix:
         return _mixed_forward(problem, launches)
     kept = _statistics(problem, statistics)
@@ -86,7 +86,7 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
 
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-    """A launcher of y alone, unless x is copied or added to a residual, or there is a modulation or a mix."""
+    """Return a launcher of y alone. Return None if x must be copied or added to a residual, or with a modulation or a mix."""
     if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix or launches[0].needs_aligned_x:
         return None
     chain, shape, stride, dtype = _chain(problem, launches, (), False), problem.shape, problem.y_stride, problem.dtype
@@ -146,7 +146,7 @@ def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tupl
 
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
-    """A launcher of y, with mean and rstd in one tensor, where x, weight and bias are the only operands."""
+    """Return a launcher of (y, mean and rstd in one tensor), or None if the call has more operands than x, weight and bias."""
     if problem.addends or problem.scale or problem.shift or problem.given or problem.track or problem.spec.mix or problem.from_y:
         return None
     if problem.copied:
@@ -177,7 +177,7 @@ def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward |
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
-    """Why programs that wait for each other cannot run here, or "". The kernels are compiled to find out."""
+    """Return why programs that wait for each other cannot run here, or "". The kernels are compiled to find out."""
     try:
         for kernel in kernels(problem, launches, statistics=False):
             if kernel.cooperative and not INTERPRETED:
@@ -193,20 +193,20 @@ def check_launchable(problem: NormProblem, launches: Launches, device: torch.dev
 
 
 def _statistics(problem: NormProblem, wanted: bool) -> tuple[str, ...]:
-    """The names of the statistics that a caller gets from the kernels."""
+    """Return the names of the statistics that the kernels compute for the caller."""
     if problem.given or not wanted:
         return ()
     return (*["mean"] * problem.spec.centered, "rstd", *["var"] * problem.track)
 
 
 def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """mean, rstd and var."""
+    """Return (mean, rstd, var) from the tensors with these names; None for a name that is missing."""
     found = dict(zip(names, tensors))
     return found.get("mean"), found.get("rstd"), found.get("var")
 
 
 def _readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:
-    """x, or a copy of it where the kernels cannot read x itself."""
+    """Return x, or a copy if the kernels cannot read the strides or the address of x."""
     if problem.copied:
         return laid_out(x, problem.y_stride)
     if launches[0].needs_aligned_x and x.data_ptr() % ALIGNMENT:  # few tensors are not aligned
@@ -215,7 +215,7 @@ def _readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:
 
 
 def _counters(launches: Launches, device: int) -> list[Tensor]:
-    """The counters of the first launch, if it has any."""
+    """Return a list with the counters of the first launch, or an empty list if it needs none."""
     if not launches[0].counters:
         return []
     stream = Stream(device, 0 if INTERPRETED else current_raw_stream(device))
@@ -225,7 +225,7 @@ def _counters(launches: Launches, device: int) -> list[Tensor]:
 def _chain(
     problem: NormProblem, launches: Launches, kept: Sequence[str], statistics: bool, residual: bool = False, stress: str | None = None
 ) -> Chain:
-    """The launches on x, the residual, the parameters and given statistics.
+    """Return the chain of the launches on x, the residual, the parameters and given statistics.
 
     Outputs are y, the statistics that are `kept`, counters, and the sum. Other statistics are part of the workspace.
     """
@@ -243,7 +243,7 @@ def _chain_of(
     residual: bool = False,
     parts: Mapping[str, Part] | None = None,
 ) -> Chain:
-    """A chain with these outputs, then counters if there are any, and the sum if there is a `residual`."""
+    """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`."""
     steps = []
     for launch, kernel in zip(launches, made):
         names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
@@ -259,12 +259,12 @@ def _parameters(problem: NormProblem) -> list[str]:
 
 
 def _given(problem: NormProblem) -> list[str]:
-    """The names of the statistics that a caller passes."""
+    """Return the names of the statistics that the caller passes."""
     return [*["mean"] * problem.spec.centered, "var"] if problem.given else []
 
 
 def _mixed_forward(problem: NormProblem, launches: Launches) -> Forward:
-    """A launcher that mixes the statistics of several norms between the launches that compute and apply them."""
+    """Return a launcher that mixes the statistics of several norms after one chain computed them and before another applies them."""
     made = kernels(problem, launches, True)
     last = next(at for at, launch in enumerate(launches) if launch.reads_statistics)
     inputs, own = _parameters(problem), [*["mean"] * problem.spec.centered, "var"]
@@ -291,7 +291,7 @@ def _mixed_forward(problem: NormProblem, launches: Launches) -> Forward:
 
 
 def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> tuple[Tensor, Tensor]:
-    """The mean and rstd that a mix applies, from the statistics of the sets."""
+    """Return the (mean, rstd) that a mix applies, from the mean and variance of each set."""
     assert problem.x is not None and mean is not None and var is not None
     count = problem.x.reps * problem.x.run
     mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), optional)

@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def pack(tensor: str, sizes: Mapping[str, int]) -> tuple[dict[str, Part], int]:
-    """Parts of these sizes one after another, each aligned, and the size of the tensor that holds them."""
+    """Return parts of these sizes, one after another and each aligned, and the size of the tensor that holds all of them."""
     parts, size = dict[str, Part](), 0
     for name, n in sizes.items():
         parts[name] = Part(tensor, size, size + n)
@@ -106,7 +106,7 @@ class Chain:
             run(programs, 1, 1, stream, function, metadata, None, None, None, *pick(addresses), *numbers)
 
     def _load(self, device: int, ready: dict[int, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-        """Compile the kernels."""
+        """Compile the kernels, and return what a launch of each needs."""
         loaded = []
         for (kernel, _), pick in zip(self.steps, self._picks):
             run, function, metadata = kernel.load(device, ready is self._aligned)
@@ -127,7 +127,7 @@ class Chain:
 
 
 def _pick(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that returns the elements at these places."""
+    """Return a function that takes a list and returns its elements at these places."""
     if len(places) == 1:
         (only,) = places
         return lambda values: (values[only],)
