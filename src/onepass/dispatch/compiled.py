@@ -55,36 +55,12 @@ def fuse_neighbours(graph: fx.Graph) -> int:
 def install() -> None:
     """Make inductor, if it is loaded, run `fuse_neighbours` after any pass that the user has set."""
     config: Any = sys.modules.get("torch._inductor.config")
-    if config is None or isinstance(before := config.pre_grad_custom_pass, _pass_class()):
+    if config is None:
         return
-    config.pre_grad_custom_pass = _pass_class()(before)
+    from .inductor_pass import NeighbourPass
 
-
-def _pass_class() -> type:
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-
-    global _Pass
-    if _Pass is None:
-
-        class Pass(CustomGraphPass):
-            def __init__(self, before: Any) -> None:
-                self.before = before
-
-            def __call__(self, graph: fx.Graph) -> None:
-                if self.before is not None:
-                    self.before(graph)
-                fuse_neighbours(graph)
-
-            def uuid(self) -> Any:
-                before = None if self.before is None else getattr(self.before, "uuid", lambda: None)()
-                unknown = self.before is not None and before is None  # then inductor must not cache what it compiles
-                return None if unknown else (get_hash_for_files((__file__,)), before)
-
-        _Pass = Pass
-    return _Pass
-
-
-_Pass: type | None = None
+    if not isinstance(config.pre_grad_custom_pass, NeighbourPass):
+        config.pre_grad_custom_pass = NeighbourPass(config.pre_grad_custom_pass)
 
 
 def _is_norm(node: fx.Node) -> bool:
