@@ -149,3 +149,16 @@ def test_errors_of_batch_norm_are_the_same_after_a_good_call(bad, at, grad):
     _batch_norm([torch.randn(4, 6, 5, 5), torch.randn(6), torch.randn(6), torch.zeros(6), torch.ones(6)], grad=grad)
     O.batch_norm(torch.randn(4, 6, 5, 5, requires_grad=grad), torch.zeros(6), torch.ones(6), training=True)
     assert error() == before
+
+
+def test_a_hook_that_raises_does_not_update_twice():
+    def pack(t):
+        raise RuntimeError("the hook")
+
+    x, mean, var = torch.randn(4, 6, 5, 5, requires_grad=True), torch.zeros(6), torch.ones(6)
+    O.batch_norm(x, mean.clone(), var.clone(), training=True)
+    once = mean.clone(), var.clone()
+    O.batch_norm(x, *once, training=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), pytest.raises(RuntimeError, match="the hook"):
+        O.batch_norm(x, mean, var, training=True)
+    assert_close((mean, var), once, rtol=0, atol=0)

@@ -99,17 +99,26 @@ def normalize_and_track(
     launchers = find(_tracking_kind(define, args, x, weight, bias, running_mean, running_var, momentum))
     if launchers is None or min(running_mean.data_ptr(), running_var.data_ptr()) < LOWEST:
         return None
+    updated = False
+
+    def update_once(result: Result) -> None:
+        nonlocal updated
+        updated = True
+        update(result)
+
     try:
         if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias, *running) if t is not None]:
             if running_mean.requires_grad or running_var.requires_grad:
                 return None
-            return Norm.apply(launchers, update, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
+            return Norm.apply(launchers, update_once, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
         if launchers.track is not None:
             return launchers.track(x, weight, bias, running_mean, running_var, momentum)
         if min([t.data_ptr() for t in (x, weight, bias) if t is not None]) < LOWEST:
             return None
         result = launchers.forward(x, weight, bias, None, None, NO_OPTIONAL)
     except RuntimeError:
+        if updated:  # a hook on saved tensors raised: a second call would update again
+            raise
         return None
     update(result)
     return result.y
