@@ -164,7 +164,7 @@ class Variant:
     def samples(self, mode: str, seconds: float) -> list[float]:
         """Time whole steps for about `seconds`, and return the seconds of each.
 
-        On CUDA, a step is timed between events, so its time is that of the slower of host and GPU. On a CPU, 3 steps are timed.
+        On CUDA, events time a step, so the slower of host and GPU counts. On a CPU, 3 steps are timed.
         """
         step = self.steps[mode]
         if self.device != "cpu":

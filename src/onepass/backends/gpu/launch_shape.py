@@ -22,7 +22,7 @@ class LaunchShape(NamedTuple):
     def on(self, device: Device, nbytes: int) -> LaunchShape:
         """Return the shape for a device: with fewer stages, if its shared memory is too small for all.
 
-        A stage takes `nbytes` bytes. Shared memory must hold the stages of all programs, of which at most four are counted.
+        A stage takes `nbytes` bytes. Shared memory must hold the stages of `programs` programs, or of four if there are more.
         A device that does not prefetch gets one stage and four times the threads, so that each thread keeps less.
         """
         if not device.prefetches:

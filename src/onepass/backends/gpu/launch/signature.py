@@ -22,7 +22,7 @@ Path = tuple[int, ...]  # where a leaf (a single value) is: (7, 1) is field 1 of
 
 class PointerLeaf(NamedTuple):
     path: Path
-    name: str  # the name of the operand: that of the field, without "_ptr"
+    name: str  # the operand: the name of the field without "_ptr"
     dtype: torch.dtype
 
 
