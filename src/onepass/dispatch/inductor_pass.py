@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from . import compiled
+from . import compiled, inductor_lowering
 
 
 class NeighbourPass(CustomGraphPass):
@@ -23,6 +23,7 @@ class NeighbourPass(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         if self.before is not None:
             self.before(graph)
+        inductor_lowering.register()
         compiled.fuse_neighbours(graph)
 
     def uuid(self) -> Any:

@@ -18,11 +18,11 @@ from onepass.core.view import dense_stride, laid_out
 
 from . import compiled as compiled_graphs
 from .autograd import backward_by_spec, differentiable, in_operand_order, needs_of, pending_updates, wanted_gradients
-from .launchers import bias_is_not_read, find, kind_of, prepare, signatures_of
+from .launchers import Launchers, bias_is_not_read, find, kind_of, prepare, signatures_of
 from .route import route_backward
 
-_FORWARD_NAMES = ("x", "weight", "bias", *OptionalOperands._fields, "mean", "var")
-_BACKWARD_NAMES = ("dy", "dsum", *SavedTensors._fields)
+FORWARD_NAMES = ("x", "weight", "bias", "mean", "var", *OptionalOperands._fields)
+BACKWARD_NAMES = ("dy", "dsum", *SavedTensors._fields)
 
 
 def _define(
@@ -31,6 +31,56 @@ def _define(
     spec = NormSpec.unpack(words, sizes, eps, offset)
     check_sizes(spec)
     return spec
+
+
+def forward_launchers(
+    args: tuple[Any, ...],
+    operands: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    optional: OptionalOperands,
+    track: bool,
+) -> Launchers:
+    """Return the launchers of a call of the op. `args` is a packed spec, `operands` are x, weight, bias, mean and var."""
+    x, weight, bias, mean, var = operands
+    kind = kind_of(_define, args, x, weight, bias, ("op", track, signatures_of((*operands[1:], *optional))))
+    launchers = find(kind)
+    if launchers is None:
+        problem = bind(_define(x, weight, bias, *args), x, weight, bias, var is not None, track, optional)
+        check_forward(problem, x, weight, bias, mean, var, optional)
+        launchers = prepare(kind, problem, x.device, weight, bias)
+    return launchers
+
+
+def backward_launchers(args: tuple[Any, ...], dy: Tensor, dsum: Tensor | None, saved: SavedTensors, given: bool) -> Launchers:
+    """Return the launchers of a call of the backward op. `args` is a packed spec."""
+    x, weight, bias = saved[:3]
+    kind = kind_of(_define, args, x, weight, bias, ("op backward", given, signatures_of((dy, dsum, *saved))))
+    launchers = find(kind)
+    if launchers is None:
+        problem = bind_backward(_define(x, weight, bias, *args), dsum, saved, given)
+        check_backward(problem, dy, dsum, saved)
+        launchers = prepare(kind, problem, x.device, weight, bias)
+    return launchers
+
+
+def as_results(result: Result, given: bool, track: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the results of the op: contiguous statistics, and an empty tensor in the place of each that is missing."""
+    mean = result.rstd.new_empty(0) if result.mean is None or given else result.mean.contiguous()
+    var = result.rstd.new_empty(0) if result.var is None or not track else result.var.contiguous()
+    return result.y, mean, result.rstd.contiguous(), var, result.y.new_empty(0) if result.sum is None else result.sum
+
+
+def as_gradients(grads: Gradients, needs: Sequence[bool], x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the results of the backward op: an empty tensor in the place of each gradient that is not needed."""
+    wanted = zip(grads, Needs(*needs))
+    return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
+
+
+def dense_if_derived(x: Tensor, dsum: Tensor | None, words: str) -> Tensor:
+    """Return the saved x with the strides that its forward gave it: if it is a sum or y, it was dense."""
+    if dsum is None and not NormSpec.packs_from_y(words):
+        return x
+    require_memory(("x",), (x,))
+    return laid_out(x, dense_stride(x))
 
 
 # Do not use torch.library.custom_op: its wrapper checks every call, which took a third of the call's time on a CPU.
@@ -67,18 +117,10 @@ def _norm_op(
     Mean is empty if it was given or is not subtracted. Var is empty without `track`, sum without a residual.
     """
     optional = OptionalOperands(residual, scale, shift, mean_weight, var_weight, running_mean, running_var)
-    given, operands, args = var is not None, (x, weight, bias, *optional, mean, var), (words, tuple(sizes), eps, weight_offset)
-    require_memory(_FORWARD_NAMES, operands)
-    kind = kind_of(_define, args, x, weight, bias, ("op", track, signatures_of(operands[1:])))
-    launchers = find(kind)
-    if launchers is None:
-        problem = bind(_define(x, weight, bias, *args), x, weight, bias, given, track, optional)
-        check_forward(problem, x, weight, bias, mean, var, optional)
-        launchers = prepare(kind, problem, x.device, weight, bias)
-    result = launchers.forward(x, weight, bias, mean, var, optional)
-    mean = result.rstd.new_empty(0) if result.mean is None or given else result.mean.contiguous()
-    var = result.rstd.new_empty(0) if result.var is None or not track else result.var.contiguous()
-    return result.y, mean, result.rstd.contiguous(), var, result.y.new_empty(0) if result.sum is None else result.sum
+    operands, args = (x, weight, bias, mean, var), (words, tuple(sizes), eps, weight_offset)
+    require_memory(FORWARD_NAMES, (*operands, *optional))
+    result = forward_launchers(args, operands, optional, track).forward(*operands, optional)
+    return as_results(result, var is not None, track)
 
 
 _register("norm", _norm_op)
@@ -126,22 +168,11 @@ def _norm_backward_op(
     With a residual, x is the sum that was normalized, and dsum is the incoming gradient of the sum. If `words` contain
     `from_y`, x is y, and mean is not read.
     """
-    if dsum is not None or NormSpec.packs_from_y(words):  # x is a sum or y, which are dense
-        require_memory(("x",), (x,))
-        x = laid_out(x, dense_stride(x))
+    x = dense_if_derived(x, dsum, words)
     others = scale, shift, mean_weight, var_weight, running_mean, running_var
     saved, args = SavedTensors(x, weight, bias, mean, rstd, var, *others), (words, tuple(sizes), eps, weight_offset)
-    operands = dy, dsum, *saved
-    require_memory(_BACKWARD_NAMES, operands)
-    kind = kind_of(_define, args, x, weight, bias, ("op backward", given, signatures_of(operands)))
-    launchers = find(kind)
-    if launchers is None:
-        problem = bind_backward(_define(x, weight, bias, *args), dsum, saved, given)
-        check_backward(problem, dy, dsum, saved)
-        launchers = prepare(kind, problem, x.device, weight, bias)
-    grads = launchers.backward(dy, dsum, saved, needs)
-    wanted = zip(grads, Needs(*needs))
-    return tuple([grad if grad is not None and needed else x.new_empty(0) for grad, needed in wanted])  # pyright: ignore[reportReturnType]
+    require_memory(BACKWARD_NAMES, (dy, dsum, *saved))
+    return as_gradients(backward_launchers(args, dy, dsum, saved, given).backward(dy, dsum, saved, needs), needs, x)
 
 
 _register("norm_backward", _norm_backward_op)

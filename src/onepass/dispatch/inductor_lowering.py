@@ -1,0 +1,103 @@
+"""How inductor compiles the registered ops: to one call of a prepared norm (prepared.py) in the code that it generates.
+
+Inductor would call the registered op through torch's dispatcher, which takes more host time than the launch. Where the
+generated code is not Python (AOTInductor), or a size in the norm's description is symbolic, it still calls the registered op.
+
+This is a file of its own, because it imports inductor. The graph pass (inductor_pass.py) registers the lowerings.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch._inductor import ir
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.lowering import lowerings, register_lowering
+from torch._inductor.virtualized import V
+from torch.utils import _pytree as pytree
+
+from onepass.core.operands import OptionalOperands
+
+from . import library  # noqa: F401, registers the ops
+
+IMPORT = "from onepass.dispatch import prepared as onepass_prepared"
+
+_EXTRAS = ("residual", "scale", "shift")
+_OPERANDS = ("x", "weight", "bias", "mean", "var")
+_SAVED = ("dy", "x", "weight", "bias", "mean", "rstd", "var", "dsum", *OptionalOperands._fields[1:])
+_Y, _SUM = 0, 4  # places of results of onepass::norm
+
+
+class _Line(NamedTuple):
+    """A call of prepared.py: the function that prepares it, the arguments that are fixed, and the tensors of each call."""
+
+    function: str
+    fixed: list[Any]
+    tensors: list[str | None]
+
+
+class PreparedNorm(ir.FallbackKernel):
+    """A norm in a graph of inductor. `codegen` writes the call."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        users = V.graph.current_node.users
+        self.used = {user.args[1] if user.target is operator.getitem else None for user in users}  # None: all results
+
+    def codegen(self, wrapper: PythonWrapperCodegen) -> None:
+        line = self._line() if type(wrapper) in (PythonWrapperCodegen, SubgraphPythonWrapperCodegen) and not V.graph.cpp_wrapper else None
+        if line is None:
+            super().codegen(wrapper)
+            return
+        tensors = [str(name) for name in line.tensors]
+        while tensors[-1] == "None":
+            tensors.pop()
+        self.codegen_comment(wrapper)
+        root = wrapper.get_root_graph() if isinstance(wrapper, SubgraphPythonWrapperCodegen) else wrapper
+        prepared = f"norm_{self.get_name()}"
+        root.add_import_once(IMPORT)
+        root.header.writeline(f"{prepared} = onepass_prepared.{line.function}({', '.join(map(repr, line.fixed))})")
+        wrapper.writeline(f"{self.get_name()} = {prepared}({', '.join(tensors)})")
+
+    def _line(self) -> _Line | None:
+        """Return the call, or None if an argument that must be fixed is symbolic."""
+        args, _ = self.unflatten_args([t.codegen_reference() for t in self.inputs], self.constant_args)  # pyright: ignore
+        assert self.op_overload is not None
+        given = {argument.name: value for argument, value in zip(self.op_overload._schema.arguments, args)}
+        sizes = [_number(size) for size in given["sizes"]]
+        fixed = [given["words"], sizes, given["eps"], given["weight_offset"]]
+        if None in sizes or not all(isinstance(value, float) for value in fixed[2:]):
+            return None
+        if self.op_overload is torch.ops.onepass.norm_backward.default:
+            return _Line("backward", [*fixed, given["given"], list(given["needs"])], [given[name] for name in _SAVED])
+        present = {name for name in (*_OPERANDS, *OptionalOperands._fields) if given[name] is not None}
+        if self.used <= {_Y} and present <= {*_OPERANDS}:
+            return _Line("infer", fixed, [given[name] for name in _OPERANDS])
+        if self.used <= {_Y, _SUM} and present <= {*_OPERANDS[:3], *_EXTRAS}:
+            return _Line("infer_extras", fixed, [given[name] for name in (*_OPERANDS[:3], *_EXTRAS)])
+        return _Line("forward", [*fixed, given["track"]], [given[name] for name in (*_OPERANDS, *OptionalOperands._fields)])
+
+
+def _number(size: Any) -> int | None:
+    """Return a size as an int, or None if it is symbolic. Inductor has its own class for integers."""
+    try:
+        return int(size)
+    except TypeError:
+        return None
+
+
+def register() -> None:
+    """Register the lowerings of our ops, once."""
+    for op in (torch.ops.onepass.norm.default, torch.ops.onepass.norm_backward.default):
+        if op not in lowerings or getattr(lowerings[op], "_is_fallback_handler", False):
+            register_lowering(op, type_promotion_kind=None)(_lowering_of(op))
+
+
+def _lowering_of(op: torch._ops.OpOverload) -> Any:
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        results = PreparedNorm.create(op, *args, **kwargs)
+        return pytree.tree_map(lambda t: ir.TensorBox.create(t) if isinstance(t, ir.IRNode) else t, results)
+
+    return lower

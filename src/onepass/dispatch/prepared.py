@@ -1,0 +1,112 @@
+"""The calls that inductor writes into the code it generates (inductor_lowering.py).
+
+The generated code prepares each norm once, when it is loaded, and then calls it by one line:
+
+    norm_0 = onepass_prepared.infer("n (g k) *l | …", (32,), 1e-05, 0.0)    # when the code is loaded
+    buf0 = norm_0(x, weight, bias)                                          # in each step
+
+Nothing about the launch is in that code. The first call with a shape of x plans, and finds the launchers that calls without
+torch.compile use. The functions return tuples with the results of the registered op, each at its place. Results that the
+generated code does not use may be None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from onepass.core.memory import LOWEST, require_memory
+from onepass.core.operands import OptionalOperands, SavedTensors
+from onepass.planning.options import batch_invariant, options_in_context
+
+from .launchers import MAX_KINDS, OPERAND_NAMES, Launchers
+from .library import BACKWARD_NAMES, as_gradients, as_results, backward_launchers, dense_if_derived, forward_launchers
+
+Call = Callable[..., tuple[Tensor | None, ...]]
+
+
+class _ByShape:
+    """The launchers of one norm in a graph, by the shape and strides of x. All else is fixed in the graph, or part of the options."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self.find = self._known.get
+
+    def remember(self, key: Any, launch: Any) -> Any:
+        if len(self._known) >= MAX_KINDS:
+            self._known.clear()
+        self._known[key] = launch
+        return launch
+
+
+def infer(words: str, sizes: Sequence[int], eps: float, weight_offset: float) -> Call:
+    """Return a function (x, weight, bias, mean, var) -> (y,)."""
+    args, known = (words, tuple(sizes), eps, weight_offset), _ByShape()
+    find = known.find
+
+    def call(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, mean: Tensor | None = None, var: Tensor | None = None):
+        key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
+        launch = find(key)
+        if launch is None:
+            found = forward_launchers(args, (x, weight, bias, mean, var), OptionalOperands(), track=False)
+            launch = known.remember(key, found.infer)
+        return (launch(x, weight, bias, mean, var),)
+
+    return call
+
+
+def infer_extras(words: str, sizes: Sequence[int], eps: float, weight_offset: float) -> Call:
+    """Return a function (x, weight, bias, residual, scale, shift) -> (y, None, None, None, x + residual)."""
+    args, known = (words, tuple(sizes), eps, weight_offset), _ByShape()
+    find = known.find
+
+    def call(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *extras: Tensor | None):
+        key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
+        launch = find(key)
+        if launch is None:
+            found = forward_launchers(args, (x, weight, bias, None, None), OptionalOperands(*extras), track=False)
+            launch = known.remember(key, found.infer_extras)
+        y, total = launch(x, weight, bias, *extras, *[None] * (3 - len(extras)))
+        return y, None, None, None, total
+
+    return call
+
+
+def forward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, track: bool) -> Call:
+    """Return a function (x, weight, bias, mean, var, *optional) -> (y, mean, rstd, var, x + residual)."""
+    args, known = (words, tuple(sizes), eps, weight_offset), _ByShape()
+    find = known.find
+
+    def call(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, mean=None, var=None, *others: Tensor | None):
+        key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
+        operands, optional = (x, weight, bias, mean, var), OptionalOperands(*others)
+        launchers: Launchers | None = find(key)
+        if launchers is None:
+            launchers = known.remember(key, forward_launchers(args, operands, optional, track))
+        if min([t.data_ptr() for t in (*operands, *others) if t is not None]) < LOWEST:
+            require_memory(OPERAND_NAMES, (*operands, *optional))
+        return as_results(launchers.forward(*operands, optional), var is not None, track)
+
+    return call
+
+
+def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, given: bool, needs: Sequence[bool]) -> Call:
+    """Return a function (dy, x, weight, bias, mean, rstd, var, dsum, *optional) -> the Gradients."""
+    args, known, needs = (words, tuple(sizes), eps, weight_offset), _ByShape(), tuple(needs)
+    find = known.find
+
+    def call(dy: Tensor, x: Tensor, weight=None, bias=None, mean=None, rstd=None, var=None, dsum: Tensor | None = None, *others):
+        assert rstd is not None
+        x = dense_if_derived(x, dsum, words)
+        key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
+        saved = SavedTensors(x, weight, bias, mean, rstd, var, *others)
+        launchers: Launchers | None = find(key)
+        if launchers is None:
+            launchers = known.remember(key, backward_launchers(args, dy, dsum, saved, given))
+        if min([t.data_ptr() for t in (dy, dsum, *saved) if t is not None]) < LOWEST:
+            require_memory(BACKWARD_NAMES, (dy, dsum, *saved))
+        return as_gradients(launchers.backward(dy, dsum, saved, needs), needs, x)
+
+    return call

@@ -1,0 +1,99 @@
+"""torch.compile writes one call of a prepared norm into its code for each norm of ours, and its results are those of eager calls."""
+
+import re
+import shutil
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+
+import onepass
+import onepass.functional as O
+
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def calls(code: str) -> list[str]:
+    """Return the functions of prepared.py whose results the code calls, in order."""
+    made = dict(re.findall(r"^(norm_\w+) = onepass_prepared\.(\w+)\(", code, re.M))
+    return [made[name] for name in re.findall(r"^\s+buf\d+ = (norm_\w+)\(", code, re.M)]
+
+
+def params(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(n, requires_grad=True), torch.randn(n, requires_grad=True)
+
+
+WEIGHT, BIAS = params(32)
+
+# Each norm, with the function of prepared.py that its call comes from.
+NORMS = {
+    "infer": lambda x: O.group_norm(x, 8, WEIGHT, BIAS, activation="silu"),
+    "infer, given statistics": lambda x: O.batch_norm(x, WEIGHT.detach(), WEIGHT.detach().abs()),
+    "infer_extras, a residual": lambda x: O.add_layer_norm(x, x, (8,)),
+    "infer_extras, modulated": lambda x: O.layer_norm(x, (8,), modulate=(x[:, 0, 0], None)),
+    "forward, statistics": lambda x: O.group_norm(x, 8, return_stats=True),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_call_for_each_norm(dynamic):
+    def norms(x):
+        return [norm(x) for norm in NORMS.values()]
+
+    compiled = torch.compile(norms, fullgraph=True, dynamic=dynamic)
+    with torch.no_grad():
+        x = torch.randn(2, 32, 4, 8)
+        result, (code,) = run_and_get_code(compiled, x)
+        assert calls(code) == [name.split(",")[0] for name in NORMS], code
+        assert "torch.ops.onepass" not in re.sub(r"'torch\.ops\.onepass\.\w+\.default'|\(op: .*?\)", "", code)
+        torch.testing.assert_close(result, norms(x))
+        if dynamic:
+            other = torch.randn(3, 32, 4, 8)  # the prepared norms plan again
+            torch.testing.assert_close(compiled(other), norms(other))
+
+
+def test_training():
+    def norms(x):
+        y, total = O.add_layer_norm(x, x, (8,))
+        return O.group_norm(y, 8, WEIGHT, BIAS, activation="gelu"), total
+
+    def step(f, x):
+        x = x.clone().requires_grad_()
+        y, total = f(x)
+        return y, *torch.autograd.grad(y.cos().sum() + total.sin().sum(), (x, WEIGHT, BIAS))
+
+    compiled = torch.compile(norms, fullgraph=True, dynamic=True)
+    x = torch.randn(2, 32, 4, 8)
+    result, codes = run_and_get_code(step, compiled, x)
+    torch.testing.assert_close(result, step(norms, x))
+    assert [calls(code) for code in codes] == [["forward", "forward"], ["backward", "backward"]]
+    other = torch.randn(3, 32, 4, 8)
+    torch.testing.assert_close(step(compiled, other), step(norms, other))
+
+
+def test_options_apply_when_the_code_runs():
+    norm = torch.compile(lambda x: O.layer_norm(x, (8,)), fullgraph=True)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        expected = norm(x)
+        for family in ("aten", "c"):
+            with onepass.force(family):
+                torch.testing.assert_close(norm(x), expected)
+        with onepass.force("team"), pytest.raises(RuntimeError, match="team"):  # a family for GPUs
+            norm(x)
+
+
+def test_aot_inductor_calls_the_registered_op(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return O.group_norm(x, 8, activation="silu") * 2
+
+    x = torch.randn(2, 32, 4, 8)
+    program = torch.export.export(Model(), (x,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), Model()(x))
