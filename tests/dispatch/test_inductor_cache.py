@@ -28,9 +28,9 @@ def test_a_second_process_compiles_from_the_cache(tmp_path):
 
 
 def test_the_pass_pickles_with_the_pass_before_it():
-    from onepass.dispatch.inductor_pass import NeighbourPass
+    from onepass.dispatch.inductor_pass import NormPass
 
-    both = NeighbourPass(NeighbourPass())
+    both = NormPass(NormPass())
     copy = pickle.loads(pickle.dumps(both))
-    assert copy.uuid() == both.uuid() is not None and isinstance(copy.before, NeighbourPass)
-    assert NeighbourPass(print).uuid() is None  # a pass without a uuid: inductor must not cache what it compiles
+    assert copy.uuid() == both.uuid() is not None and isinstance(copy.before, NormPass)
+    assert NormPass(print).uuid() is None  # a pass without a uuid: inductor must not cache what it compiles

@@ -97,3 +97,53 @@ def test_aot_inductor_calls_the_registered_op(tmp_path):
     program = torch.export.export(Model(), (x,))
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), Model()(x))
+
+
+ON_GPU = {  # for each shape, the family that computes it
+    (2, 320, 64, 64): "team",
+    (2, 1280, 32, 32): "whole_set",
+    (64, 512, 64, 64): "ring",
+    (16, 320, 64, 64): "tile_reread",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("shape", ON_GPU, ids=str)
+def test_every_family_on_a_gpu(shape, mode):
+    x = torch.randn(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+    weight, bias = (torch.randn(shape[1], dtype=torch.bfloat16, device="cuda") for _ in range(2))
+
+    def norm(x):
+        return O.group_norm(x, 32, weight, bias, activation="silu")
+
+    assert onepass.explain(norm, x).forward.family == ON_GPU[shape]
+    compiled = torch.compile(norm, mode=mode, fullgraph=True)
+    with torch.no_grad():
+        _, (code,) = run_and_get_code(compiled, x)
+        assert calls(code) == ["infer"], code
+        for _ in range(4):
+            x.normal_()
+            torch.testing.assert_close(compiled(x).clone(), norm(x), rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_training_on_a_gpu(mode):
+    shape = 16, 320, 64, 64
+    weight, bias = (torch.randn(shape[1], dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(2))
+
+    def step(f, x):
+        x = x.clone().requires_grad_()
+        y = f(x)
+        return y.detach().clone(), *[g.clone() for g in torch.autograd.grad(y, (x, weight, bias), torch.ones_like(y))]
+
+    def norm(x):
+        return O.group_norm(x, 32, weight, bias, activation="silu")
+
+    compiled = torch.compile(norm, mode=mode, fullgraph=True)
+    for turn in range(4):
+        x = torch.randn(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+        found, codes = run_and_get_code(step, compiled, x)
+        torch.testing.assert_close(found, step(norm, x), rtol=0, atol=0)
+        assert turn or [calls(code) for code in codes] == [["forward"], ["backward"]]

@@ -2,23 +2,21 @@
 
     add → norm → silu      becomes      norm, with a residual and an activation
 
-Inductor runs the pass once this process has traced one of our norms. The pass changes only graphs with a norm of ours. There, it
-also replaces torch's group_norm by ours if an activation follows. Other compilers can call `fuse_neighbours` themselves.
+`fuse_neighbours` changes only graphs with a norm of ours. There, it also replaces torch's group_norm by ours if an activation
+follows. Other compilers than inductor can call it themselves.
 """
 
 from __future__ import annotations
 
 import operator
-import sys
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx
 
-from onepass.core import norms
+from .compiled_choice import ACTIVATION_CALLS, SUM, is_norm, to_ours, under_autocast
 
-_WORDS, _RESIDUAL, _SUM = 5, 10, 4  # positions of two arguments and one result of onepass::norm
+_WORDS, _RESIDUAL = 5, 10  # positions of two arguments of onepass::norm
 
 
 _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
@@ -26,45 +24,18 @@ _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswit
 }
 
 
-# For each activation, the calls that compute it: a function and its arguments besides the tensor.
-ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
-    "silu": [(F.silu, {})],
-    "relu": [(F.relu, {}), (torch.relu, {})],
-    "gelu": [(F.gelu, {}), (F.gelu, {"approximate": "none"})],
-    "gelu_tanh": [(F.gelu, {"approximate": "tanh"})],
-}
-
-
 def fuse_neighbours(graph: fx.Graph) -> int:
     """Merge sums before our norms and activations after them into the norms. Return the number of changes."""
     merged = 0
-    if not any(_is_norm(node) for node in graph.nodes):
+    if not any(is_norm(node) for node in graph.nodes):
         return 0
-    # Under autocast, keep torch's group_norm, which then computes in float32.
-    autocast = torch.is_autocast_enabled("cuda") or any("autocast" in str(node.target) for node in graph.nodes)
-    for node in [] if autocast else list(graph.nodes):
+    for node in [] if under_autocast(graph) else list(graph.nodes):
         if node.target is F.group_norm and len(node.users) == 1 and _activation(next(iter(node.users))):
-            _to_ours(graph, node)
-            merged += 1
+            merged += to_ours(graph, node)
     for node in list(graph.nodes):
-        if _is_norm(node):
+        if is_norm(node):
             merged += _take_activation(graph, node) + _take_sum(graph, node)
     return merged
-
-
-def install() -> None:
-    """Make inductor, if it is loaded, run `fuse_neighbours` after any pass that the user has set."""
-    config: Any = sys.modules.get("torch._inductor.config")
-    if config is None:
-        return
-    from .inductor_pass import NeighbourPass
-
-    if not isinstance(config.pre_grad_custom_pass, NeighbourPass):
-        config.pre_grad_custom_pass = NeighbourPass(config.pre_grad_custom_pass)
-
-
-def _is_norm(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (torch.ops.onepass.norm, torch.ops.onepass.norm.default)
 
 
 def _results(node: fx.Node, at: int) -> list[fx.Node]:
@@ -101,14 +72,14 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
     if not _nothing_changes_between(total, node):
         return False
-    if any(order[arg] > order[total] for arg in others) or any(_is_norm(user) and order[user] < order[node] for user in total.users):
+    if any(order[arg] > order[total] for arg in others) or any(is_norm(user) and order[user] < order[node] for user in total.users):
         return False  # an operand is computed after the sum, or an earlier norm uses the sum
     with graph.inserting_after(total):
         args = [total.args[0], *node.args[1:]]
         args[_RESIDUAL] = total.args[1]
         norm = graph.call_function(node.target, tuple(args))  # pyright: ignore[reportArgumentType]
     with graph.inserting_after(norm):
-        added = graph.call_function(operator.getitem, (norm, _SUM))
+        added = graph.call_function(operator.getitem, (norm, SUM))
     added.meta, norm.meta = dict(total.meta), dict(node.meta)
     node.replace_all_uses_with(norm)
     graph.erase_node(node)
@@ -145,17 +116,3 @@ def _is_sum(node: fx.Node) -> bool:
     values = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args]
     a, b = values
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-def _to_ours(graph: fx.Graph, node: fx.Node) -> None:
-    """Replace torch's group_norm by our op."""
-    names = ("input", "num_groups", "weight", "bias", "eps")
-    given: dict[str, Any] = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, node.args)), **node.kwargs}
-    packed = norms.group_norm(given["num_groups"], given["eps"]).pack()
-    operands = given["input"], given["weight"], given["bias"], None, None
-    with graph.inserting_before(node):
-        norm = graph.call_function(torch.ops.onepass.norm.default, (*operands, *packed, False, *[None] * 7))
-        y = graph.call_function(operator.getitem, (norm, 0))
-    y.meta = dict(node.meta)
-    node.replace_all_uses_with(y)
-    graph.erase_node(node)

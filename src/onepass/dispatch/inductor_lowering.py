@@ -43,7 +43,7 @@ class PreparedNorm(ir.FallbackKernel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        users = V.graph.current_node.users
+        users: Any = V.graph.current_node.users
         self.used = {user.args[1] if user.target is operator.getitem else None for user in users}  # None: all results
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
@@ -64,7 +64,7 @@ class PreparedNorm(ir.FallbackKernel):
     def _line(self) -> _Line | None:
         """Return the call, or None if an argument that must be fixed is symbolic."""
         args, _ = self.unflatten_args([t.codegen_reference() for t in self.inputs], self.constant_args)  # pyright: ignore
-        assert self.op_overload is not None
+        assert isinstance(self.op_overload, torch._ops.OpOverload)
         given = {argument.name: value for argument, value in zip(self.op_overload._schema.arguments, args)}
         sizes = [_number(size) for size in given["sizes"]]
         fixed = [given["words"], sizes, given["eps"], given["weight_offset"]]

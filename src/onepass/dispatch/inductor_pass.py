@@ -1,4 +1,4 @@
-"""The graph pass of compiled.py as inductor takes it.
+"""The graph passes of compiled_choice.py and compiled.py as inductor takes them.
 
 This is a file of its own, because it imports inductor. Inductor pickles its passes to make the keys of its cache, so the class must be
 found by its name.
@@ -6,34 +6,47 @@ found by its name.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from . import compiled, inductor_lowering
+from . import compiled, compiled_choice
 
 
-class NeighbourPass(CustomGraphPass):
-    """Runs the pass that the user had set, if any, and then `fuse_neighbours`."""
+class NormPass(CustomGraphPass):
+    """Runs the pass that the user had set, if any. Then it decides who computes each norm, and merges neighbours into ours."""
 
     def __init__(self, before: Any = None) -> None:
         self.before = before
 
     def __call__(self, graph: fx.Graph) -> None:
+        from . import inductor_lowering  # it imports the rest of inductor, which may not be loaded when a pass is made
+
         if self.before is not None:
             self.before(graph)
         inductor_lowering.register()
+        compiled_choice.adopt(graph)
         compiled.fuse_neighbours(graph)
+        compiled_choice.give_back(graph)
 
     def uuid(self) -> Any:
         """Return what identifies this pass in inductor's cache, or None if the user's pass cannot be identified."""
         before = None if self.before is None else getattr(self.before, "uuid", lambda: None)()
         unknown = self.before is not None and before is None
-        return None if unknown else (get_hash_for_files((__file__, str(compiled.__file__))), before)
+        return None if unknown else (_hash_of_package(), before)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"before": self.before, "uuid": self.uuid()}  # another version of the pass gives another key
+        return {"before": self.before, "uuid": self.uuid()}  # another version of onepass gives another key
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.before = state["before"]
+
+
+@cache
+def _hash_of_package() -> Any:
+    """Return a hash of all our Python files: the pass, the planner with its constants, and the form of the calls in generated code."""
+    package = Path(__file__).parents[1]
+    return get_hash_for_files(tuple(str(path) for path in sorted(package.rglob("*.py"))))

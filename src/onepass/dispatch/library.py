@@ -16,8 +16,8 @@ from onepass.core.problem import accumulator, bind, bind_backward
 from onepass.core.spec import NormSpec
 from onepass.core.view import dense_stride, laid_out
 
-from . import compiled as compiled_graphs
 from .autograd import backward_by_spec, differentiable, in_operand_order, needs_of, pending_updates, wanted_gradients
+from .inductor_install import install
 from .launchers import Launchers, bias_is_not_read, find, kind_of, prepare, signatures_of
 from .route import route_backward
 
@@ -128,7 +128,7 @@ _register("norm", _norm_op)
 
 @torch.library.register_fake("onepass::norm", lib=_library)
 def _(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, residual, *_):
-    compiled_graphs.install()  # this call is traced, so inductor may compile it
+    install()  # this call is traced, so inductor may compile it
     total = x if residual is None else torch.empty_like(x, dtype=torch.promote_types(x.dtype, residual.dtype))
     spec, acc = NormSpec.unpack(words, sizes, eps, weight_offset), accumulator(total.dtype)
     kept, none = spec.kept_shape(x.shape), [0]

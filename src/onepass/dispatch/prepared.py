@@ -21,7 +21,7 @@ from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import OptionalOperands, SavedTensors
 from onepass.planning.options import batch_invariant, options_in_context
 
-from .launchers import MAX_KINDS, OPERAND_NAMES, Launchers
+from .launchers import MAX_KINDS, OPERAND_NAMES
 from .library import BACKWARD_NAMES, as_gradients, as_results, backward_launchers, dense_if_derived, forward_launchers
 
 Call = Callable[..., tuple[Tensor | None, ...]]
@@ -82,7 +82,7 @@ def forward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, 
     def call(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, mean=None, var=None, *others: Tensor | None):
         key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
         operands, optional = (x, weight, bias, mean, var), OptionalOperands(*others)
-        launchers: Launchers | None = find(key)
+        launchers = find(key)
         if launchers is None:
             launchers = known.remember(key, forward_launchers(args, operands, optional, track))
         if min([t.data_ptr() for t in (*operands, *others) if t is not None]) < LOWEST:
@@ -102,7 +102,7 @@ def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float,
         x = dense_if_derived(x, dsum, words)
         key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
         saved = SavedTensors(x, weight, bias, mean, rstd, var, *others)
-        launchers: Launchers | None = find(key)
+        launchers = find(key)
         if launchers is None:
             launchers = known.remember(key, backward_launchers(args, dy, dsum, saved, given))
         if min([t.data_ptr() for t in (dy, dsum, *saved) if t is not None]) < LOWEST:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,17 +19,10 @@ from onepass import nn as onepass_nn
 from onepass.core.activations import ACTIVATION_FUNCTIONS
 
 from .guards import Guards
-
-_compiling = torch.compiler.is_dynamo_compiling
-
+from .under_compile import original_when_compiling
 
 # How to get a value, such as eps: the name of an attribute of the module, a function of the module, or the value itself.
 Location = str | float | Callable[[nn.Module], Any] | None
-
-
-# Under torch.compile, the original forward runs if x has fewer elements than this, because one call of onepass's operator
-# takes 55 µs of host time (H200, 2026-11-16; docs/measured.md).
-MIN_ELEMENTS_COMPILED = 2**22
 
 
 # In eager training on a GPU, modules that call torch's layer_norm or rms_norm run their original forward if x has fewer
@@ -46,16 +38,6 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 ACTIVATIONS = {name: activation.apply for name, activation in ACTIVATION_FUNCTIONS.items()}
-
-
-def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `original` under torch.compile, and `method` otherwise."""
-
-    @wraps(original)
-    def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **kwargs) if _compiling() else method(self, *args, **kwargs)
-
-    return either
 
 
 @dataclass(frozen=True)
@@ -85,11 +67,10 @@ class NormRecipe:
     def namespace(self, original: type[nn.Module]) -> dict[str, Any]:
         """Return the attributes of the new class: forward, extra_repr and guards.
 
-        Under torch.compile, most norms run their original forward. Inductor compiles it to kernels that are as fast as
-        those of onepass, and that fuse more operations.
+        Under torch.compile, the original forward is traced, and a graph pass decides which norms onepass computes
+        (dispatch/compiled_choice.py).
         """
-        ours = _SwappedNorm._onepass_forward
-        forward = ours if self.like in OURS_WHEN_COMPILED else original_when_compiling(ours, original.forward)
+        forward = original_when_compiling(_SwappedNorm._onepass_forward, original.forward)
         guards = Guards.make(self.guarded, self.child_classes, self.unsupported_ranks, self.unsupported_dtypes)
         return {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards}
 
@@ -105,6 +86,7 @@ class NormRecipe:
 class _SwappedNorm(nn.Module):
     """Defines the forward of a patched norm. It takes one tensor; any other call runs the original forward."""
 
+    _is_patched_norm = True  # for the graph pass, which finds this class in a traced graph
     _original_class: type[nn.Module]
     _recipe: NormRecipe
     _guards: Guards | None
@@ -145,8 +127,6 @@ class _SwappedNorm(nn.Module):
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
     """Return whether x is so small that the original forward is faster, because it needs less host time."""
-    if _compiling():
-        return x.numel() < MIN_ELEMENTS_COMPILED
     trained = recipe.normalizes_rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
     return trained and x.numel() < MIN_ELEMENTS_TRAINING
 
@@ -217,10 +197,6 @@ def _layer_norm2d(module: Any, x: Tensor, residual: None, weight, bias, eps: flo
 
 def _group_norm(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:
     return F.group_norm(x, module.num_groups, weight, bias, eps, activation=activation)
-
-
-# Norms that onepass computes under torch.compile, too. All others run their original forward there.
-OURS_WHEN_COMPILED = {onepass_nn.GroupNorm, onepass_nn.InstanceNorm1d, onepass_nn.InstanceNorm2d, onepass_nn.InstanceNorm3d}
 
 
 _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {

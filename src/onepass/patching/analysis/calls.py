@@ -152,7 +152,6 @@ class Calls(Names):
         if name in VARIED_BY_TRIALS:
             return VARIES
         if name in COMPILING_QUERIES:
-            self.analysis.checks_compiling = True
             return Known(False)  # "not compiling": compiled code runs the original forward
         if name == "is_tensor" and is_tensor(values[0]):
             return Known(True)

@@ -70,7 +70,6 @@ class Analysis:
 
     guarded: dict[str, Any] = field(default_factory=dict)  # snapshots (guards.py) of values that the forward reads, by path
     attributes_in_conditions: set[str] = field(default_factory=set)
-    checks_compiling: bool = False  # whether the forward asks if it is being compiled
     functions: set[Any] = field(default_factory=set)  # all functions whose source was interpreted
     conditions: dict[tuple[Any, int], Condition] = field(default_factory=dict)  # by function and node number
     calls: set[tuple[Any, int]] = field(default_factory=set)  # calls of `functions`: (calling function, node number of the call)

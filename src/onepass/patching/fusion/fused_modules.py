@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from onepass.patching.class_swap import Swapped
 from onepass.patching.guards import has_global_hooks, has_hooks, signature_of
-from onepass.patching.swapped_norm import ACTIVATIONS, ONEPASS_CLASSES, NormRecipe, original_when_compiling
+from onepass.patching.swapped_norm import ACTIVATIONS, ONEPASS_CLASSES, NormRecipe
+from onepass.patching.under_compile import compiling, original_when_compiling
 
 from .rewriting import Place, rewrite
-
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 @dataclass(frozen=True)
@@ -104,13 +103,13 @@ class _FusedBlock(nn.Module):
     def _onepass_act_norm(self, norm: Any, act: Any, name: str, x: Any) -> Any:
         """Return `act(norm(x))`. If the source calls a function such as F.silu, `act` is None and `name` is "silu"."""
         unchanged = act is None or ((name, signature_of(act)) in self._recipe.activations and not has_hooks(act))
-        if not _compiling() and unchanged and _can_activate_now(norm) and not has_global_hooks():
+        if not compiling() and unchanged and _can_activate_now(norm) and not has_global_hooks():
             return norm(x, activation=name)
         return ACTIVATIONS[name](norm(x)) if act is None else act(norm(x))
 
     def _onepass_add_norm(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         """Return `norm(x + residual)` and `x + residual`."""
-        if not _compiling() and isinstance(norm, Swapped) and not has_hooks(norm) and not has_global_hooks():
+        if not compiling() and isinstance(norm, Swapped) and not has_hooks(norm) and not has_global_hooks():
             return norm(x, residual=residual)
         total = x + residual
         return norm(total), total

@@ -21,7 +21,7 @@ from onepass import nn as onepass_nn
 from onepass.patching.analysis.analyze import analyze_forward
 from onepass.patching.analysis.values import Analysis, NotAnalyzable
 from onepass.patching.guards import all_match, has_hooks, snapshot
-from onepass.patching.swapped_norm import OURS_WHEN_COMPILED, NormRecipe
+from onepass.patching.swapped_norm import NormRecipe
 
 from .candidates import TORCH_NORMS, candidates
 from .stand_ins import own_parameters, plain_attributes, trial_key
@@ -161,8 +161,6 @@ def _confirm(module: nn.Module, recipe: NormRecipe, analysis: Analysis) -> NormR
         return f"{reason}: if it always computes {recipe.like.__name__}, register its class"
     except Exception as error:  # source that the analysis does not foresee
         return f"its forward cannot be analyzed: {type(error).__name__}: {error}"
-    if analysis.checks_compiling and recipe.like in OURS_WHEN_COMPILED:
-        return "its forward checks whether it is being compiled"
     typed = with_dtype_rules(module, recipe)
     if isinstance(typed, str):
         return typed

@@ -1,0 +1,223 @@
+"""Decide for each norm in a graph of torch.compile whether onepass or inductor computes it (planning/compiled.py has the costs).
+
+`adopt` replaces torch's norms in patched modules by our op. Then compiled.py merges sums and activations into the norms, and
+`give_back` replaces each norm that inductor computes faster by the calls of torch that it came from.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from onepass.core import norms
+from onepass.core.device import describe
+from onepass.core.operands import OptionalOperands
+from onepass.core.problem import NormProblem, bind
+from onepass.core.spec import NormSpec
+from onepass.planning.compiled import Choice, choose
+from onepass.planning.options import current_options
+
+from .neighbours import moves_saved_by_fusion
+
+log = logging.getLogger("onepass")
+
+OP_FIELDS = ("x", "weight", "bias", "mean", "var", "words", "sizes", "eps", "weight_offset", "track", *OptionalOperands._fields)
+Y, SUM = 0, 4  # places of results of onepass::norm
+
+PATCHED = "_is_patched_norm"  # an attribute of the classes that `onepass.patch` gives to norms
+
+_HALF_OR_FULL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def adopt(graph: fx.Graph) -> int:
+    """Replace torch's norms in patched modules by our op. Return how many were replaced."""
+    if under_autocast(graph):  # torch computes norms in float32 there, and casts where the graph does not show it
+        return 0
+    adopted = 0
+    for node in list(graph.nodes):
+        classes = [cls for _, cls in node.meta.get("nn_module_stack", {}).values()]
+        if node.target in _SPECS and any(getattr(cls, PATCHED, False) for cls in classes):
+            adopted += to_ours(graph, node)
+    return adopted
+
+
+def under_autocast(graph: fx.Graph) -> bool:
+    enabled = any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
+    return enabled or any("autocast" in str(node.target) for node in graph.nodes)
+
+
+def to_ours(graph: fx.Graph, node: fx.Node) -> bool:
+    """Replace a call of torch's norm by our op, if our op supports its operands. Return whether it was replaced."""
+    names, spec_of = _SPECS[node.target]
+    given = {**_DEFAULTS, **dict(zip(names, node.args)), **node.kwargs}
+    x, weight, bias = (_value(given[name]) for name in ("input", "weight", "bias"))
+    if type(x) is not torch._subclasses.FakeTensor or x.dtype not in _HALF_OR_FULL or x.is_nested:
+        return False
+    if any(t is not None and t.dtype != x.dtype for t in (weight, bias)):
+        return False
+    spec = spec_of(x, given)
+    if spec is None:
+        return False
+    operands = given["input"], given["weight"], given["bias"], None, None
+    with graph.inserting_before(node):
+        norm = graph.call_function(torch.ops.onepass.norm.default, (*operands, *spec.pack(), False, *[None] * 7))
+        y = graph.call_function(operator.getitem, (norm, Y))
+    y.meta = dict(node.meta)
+    node.replace_all_uses_with(y)
+    graph.erase_node(node)
+    return True
+
+
+def give_back(graph: fx.Graph) -> int:
+    """Replace our norms that inductor computes faster by torch's. Return how many were replaced."""
+    if current_options().family or current_options().invariant:  # the user has asked for our kernels
+        return 0
+    given_back = 0
+    for node in list(graph.nodes):
+        if is_norm(node):
+            given_back += _give_back(graph, node)
+    return given_back
+
+
+def is_norm(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (torch.ops.onepass.norm, torch.ops.onepass.norm.default)
+
+
+def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
+    fields = dict(zip(OP_FIELDS, node.args))
+    spec = NormSpec.unpack(fields["words"], [_hint(size) for size in fields["sizes"]], fields["eps"], fields["weight_offset"])  # pyright: ignore
+    torchs = _as_torch(spec)
+    if torchs is None or not _can_give_back(node, fields):
+        return False
+    values = [_value(fields[name]) for name in ("x", "weight", "bias", "residual")]
+    choice = _choose(spec, node, values)
+    log.debug("torch.compile: %s of %s: %s", torchs[0].__name__, list(values[0].shape), choice)  # pyright: ignore
+    if choice.ours:
+        return False
+    function, arguments = torchs
+    with graph.inserting_before(node):
+        total: Any = fields["x"]
+        if fields["residual"] is not None:
+            total = graph.call_function(operator.add, (fields["x"], fields["residual"]))
+            total.meta = _meta_of(node, SUM)
+        y = graph.call_function(function, (total, *arguments(values[0], fields)))
+        y.meta = _meta_of(node, Y)
+        if spec.activation:
+            call, keywords = ACTIVATION_CALLS[spec.activation][0]
+            y = graph.call_function(call, (y,), keywords)
+            y.meta = _meta_of(node, Y)
+    for user in list(node.users):
+        user.replace_all_uses_with(y if user.args[1] == Y else total)
+        graph.erase_node(user)
+    graph.erase_node(node)
+    return True
+
+
+# For each activation, the calls that compute it: a function and its arguments besides the tensor.
+ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "silu": [(F.silu, {})],
+    "relu": [(F.relu, {}), (torch.relu, {})],
+    "gelu": [(F.gelu, {}), (F.gelu, {"approximate": "none"})],
+    "gelu_tanh": [(F.gelu, {"approximate": "tanh"})],
+}
+
+
+def _can_give_back(node: fx.Node, fields: dict[str, Any]) -> bool:
+    """Return whether torch's calls get the same operands and give all results that are used."""
+    others = ("mean", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
+    if fields["track"] or any(fields[name] is not None for name in others):
+        return False
+    if not all(user.target is operator.getitem and user.args[1] in (Y, SUM) for user in node.users):
+        return False
+    x, residual, *params = (_value(fields[name]) for name in ("x", "residual", "weight", "bias"))
+    if type(x) is not torch._subclasses.FakeTensor or x.numel() == 0:
+        return False
+    same = [t for t in (residual, *params) if t is not None]
+    return all(t.dtype == x.dtype for t in same)
+
+
+def _choose(spec: NormSpec, node: fx.Node, values: list[Any]) -> Choice:
+    x, weight, bias, residual = (_on_meta(t) for t in values)
+    problem: NormProblem = bind(spec, x, weight, bias, optional=OptionalOperands(residual))  # pyright: ignore[reportArgumentType]
+    training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in values)
+    return choose(problem, describe(values[0].device), current_options(), training, moves_saved_by_fusion(node))
+
+
+def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], tuple[Any, ...]]] | None:
+    """Return torch's function for a norm and its arguments after x, or None if torch has none."""
+    plain, eps = replace(spec, activation=""), spec.eps
+    sizes = dict(spec.sizes)
+    if "g" in sizes and plain == norms.group_norm(sizes["g"], eps):
+        return F.group_norm, lambda x, f: (f["sizes"][0], f["weight"], f["bias"], eps)
+    if plain == norms.instance_norm(eps):
+        return F.instance_norm, lambda x, f: (None, None, f["weight"], f["bias"], True, 0.1, eps)
+    rank = len(spec.reduced.split())
+    if plain == norms.layer_norm(rank, eps):
+        return F.layer_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["bias"], eps)
+    if plain == norms.rms_norm(rank, eps):
+        return F.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], eps)
+    return None
+
+
+def _group_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:
+    return norms.group_norm(given["num_groups"], given["eps"])
+
+
+def _instance_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:
+    own_statistics = given["running_mean"] is None and given["running_var"] is None and given["use_input_stats"] is True
+    return norms.instance_norm(given["eps"]) if own_statistics and x.dim() > 2 else None
+
+
+def _layer_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:
+    return norms.layer_norm(len(given["normalized_shape"]), given["eps"])
+
+
+def _rms_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:
+    eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if given["eps"] is None else given["eps"]
+    return norms.rms_norm(len(given["normalized_shape"]), eps)
+
+
+_DEFAULTS = {"weight": None, "bias": None, "eps": 1e-5, "running_mean": None, "running_var": None, "use_input_stats": True}
+
+# Torch's norms: the names of their arguments, and a function that returns our spec, or None if ours differs.
+_SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], NormSpec | None]]] = {
+    F.group_norm: (("input", "num_groups", "weight", "bias", "eps"), _group_norm),
+    F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), _layer_norm),
+    F.instance_norm: (
+        ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
+        _instance_norm,
+    ),
+    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),
+}
+
+
+def _value(argument: Any) -> Any:
+    """Return the fake tensor that dynamo computed for a node, or None for a missing operand."""
+    return argument.meta.get("example_value") if isinstance(argument, fx.Node) else None
+
+
+def _on_meta(t: Tensor | None) -> Tensor | None:
+    """Return a tensor without memory, with the sizes and strides that a fake tensor had when it was traced."""
+    if t is None:
+        return None
+    return torch.empty_strided([_hint(n) for n in t.shape], [_hint(n) for n in t.stride()], dtype=t.dtype, device="meta")
+
+
+def _hint(size: Any) -> int:
+    """Return the size that a symbolic size had when it was traced."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _results(node: fx.Node, at: int) -> Iterator[fx.Node]:
+    return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)
+
+
+def _meta_of(node: fx.Node, at: int) -> dict[str, Any]:
+    return next((dict(user.meta) for user in _results(node, at)), {})

@@ -1,0 +1,65 @@
+"""Which neighbours of a norm inductor would fuse with it, and how much memory traffic that would save."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Names of functions, methods and operators that compute each element on its own. An in-place form has the same name and "_" or,
+# as an operator, an "i" before it.
+ELEMENTWISE = _words(
+    "add sub rsub mul div truediv neg pow square sqrt rsqrt exp log abs clamp where maximum minimum sigmoid tanh erf sin cos addcmul "
+    "lerp relu relu6 silu gelu elu selu celu leaky_relu mish softplus hardswish hardsigmoid hardtanh logsigmoid dropout alpha_dropout "
+    "to type type_as float half bfloat16 double iadd isub imul itruediv"
+)
+VIEWS = _words("view reshape permute transpose movedim flatten unflatten unsqueeze squeeze expand chunk split getitem contiguous unbind t")
+
+
+def moves_saved_by_fusion(node: fx.Node) -> int:
+    """Return how many times a tensor of x's size would be read or written less if inductor fused a norm with its neighbours.
+
+    An elementwise operation before the norm: x would not be read again, and not even stored if only the norm uses it. The same
+    holds for elementwise operations after it and y.
+    """
+    before = sum(_saved_before(node, operand) for operand in (node.args[0], node.args[10]) if isinstance(operand, fx.Node))
+    users = [user for y in node.users if y.target is operator.getitem and y.args[1] == 0 for user in _users(y)]
+    fused = [user for user in users if _name(user) in ELEMENTWISE]
+    return before + (0 if not fused else 2 if len(fused) == len(users) else 1)
+
+
+def _saved_before(norm: fx.Node, operand: fx.Node) -> int:
+    source = operand
+    while _name(source) in VIEWS and source.all_input_nodes:
+        source = source.all_input_nodes[0]
+    if _name(source) not in ELEMENTWISE or _size(source) != _size(operand):
+        return 0
+    return 2 if all(user is norm for user in _users(source)) else 1
+
+
+def _users(node: fx.Node) -> Iterator[fx.Node]:
+    """Yield the nodes that use the result of a node, or a view of it."""
+    for user in node.users:
+        if _name(user) in VIEWS:
+            yield from _users(user)
+        else:
+            yield user
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of the operation without a trailing "_", or "" for a node that is no operation."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    return str(getattr(node.target, "__name__", node.target)).rstrip("_")
+
+
+def _size(node: fx.Node) -> Any:
+    value = node.meta.get("example_value")
+    return None if value is None else value.numel()

@@ -1,0 +1,92 @@
+"""Who computes a norm in a graph of torch.compile: onepass, or inductor with kernels of its own.
+
+Inductor fuses a norm with the elementwise operations around it, so that the tensors between them are never stored. A kernel of
+onepass reads x from memory and writes y to memory. `choose` compares estimated times, and nothing is timed. Its constants come
+from the benchmark on an H200 (results/bench-h200.jsonl, 2026-11-15, provider torch.compile), those of a CPU from a Neoverse-N1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onepass.backends.family import BACKWARD, FORWARD, Direction
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from .choose import plan
+from .options import Options
+from .registry import family_named
+
+# How inductor sees a set: as one run of contiguous elements that a program can keep, as a longer run, or as strided elements.
+SHORT, LONG, STRIDED = "a short run", "a long run", "strided"
+SHORT_BYTES = 64 * 1024
+
+# The kernels that inductor needs, and their traffic: by how much more than the least bytes they move, or as if they did.
+KERNELS = {FORWARD: {SHORT: 1, LONG: 2, STRIDED: 2}, BACKWARD: {SHORT: 2, LONG: 3, STRIDED: 3}}
+TRAFFIC = {FORWARD: {SHORT: 1.1, LONG: 1.8, STRIDED: 2.2}, BACKWARD: {SHORT: 1.45, LONG: 2.6, STRIDED: 7.0}}
+TRAFFIC_ON_CPU = {FORWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}, BACKWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}}
+NO_PARAMETERS = 1.1  # the traffic of a backward of short runs without weight and bias, whose gradients cost inductor the most
+
+KERNEL_US = {"cuda": 4.5, "cpu": 2.0}  # what a kernel takes at least
+BANDWIDTH = {"cuda": 4.15e6, "cpu": 1e4}  # bytes per microsecond; on a CPU, only the ratio to KERNEL_US matters
+FAMILY_US, FAMILY_SCALE = 4.0, 0.75  # a family's cost is about (time - FAMILY_US) / FAMILY_SCALE
+
+
+class Choice(NamedTuple):
+    """The estimated times of a norm in microseconds. `moved_us` is the part of `ours_us` that fusion by inductor would save."""
+
+    ours_us: float
+    inductor_us: float
+    moved_us: float
+
+    @property
+    def ours(self) -> bool:
+        return self.ours_us < self.inductor_us
+
+    def __str__(self) -> str:
+        words = f"{'onepass' if self.ours else 'inductor'}: onepass is estimated at {self.ours_us:.0f} µs"
+        words += f", of which {self.moved_us:.0f} µs are for neighbours that inductor would fuse" if self.moved_us else ""
+        return words + f", inductor's own kernels at {self.inductor_us:.0f} µs"
+
+
+def choose(problem: NormProblem, device: Device, options: Options, training: bool = False, moved: int = 0) -> Choice:
+    """Return the estimates for a norm in a graph.
+
+    `moved` is how many times a tensor of x's size is read or written only because inductor cannot fuse the norm with its
+    neighbours. In training there is a backward, with as many neighbours.
+    """
+    directions = (FORWARD, BACKWARD) if training else (FORWARD,)
+    tensor = problem.min_bytes(FORWARD) / 2 if not problem.addends else problem.min_bytes(FORWARD) / 4
+    kernels = (moved + 1) // 2  # two moves, a write and a read, are one more kernel
+    moved_us = len(directions) * (kernels * _of_kind(KERNEL_US, device) + moved * tensor / _of_kind(BANDWIDTH, device))
+    ours = sum(_ours(problem, device, options, direction) for direction in directions)
+    return Choice(ours + moved_us, sum(_inductor(problem, device, direction) for direction in directions), moved_us)
+
+
+def _ours(problem: NormProblem, device: Device, options: Options, direction: Direction) -> float:
+    if device.kind != "cuda":
+        return _of_kind(KERNEL_US, device) + problem.min_bytes(direction) / _of_kind(BANDWIDTH, device)
+    problem = problem.for_direction(direction)
+    family = family_named(plan(problem, device, direction, options).family)
+    return FAMILY_US + FAMILY_SCALE * family.cost(problem, device, direction, options.invariant)
+
+
+def _inductor(problem: NormProblem, device: Device, direction: Direction) -> float:
+    shape, bandwidth, kernel = _shape(problem), _of_kind(BANDWIDTH, device), _of_kind(KERNEL_US, device)
+    if device.kind != "cuda":
+        return kernel + problem.min_bytes(direction) * TRAFFIC_ON_CPU[direction][shape] / bandwidth
+    traffic = TRAFFIC[direction][shape]
+    if direction == BACKWARD and shape is SHORT and not problem.weight and not problem.bias:
+        traffic = NO_PARAMETERS
+    return KERNELS[direction][shape] * kernel + problem.min_bytes(direction) * traffic / bandwidth
+
+
+def _shape(problem: NormProblem) -> str:
+    view = problem.x
+    if view is None or view.reps > 1:
+        return STRIDED
+    return SHORT if view.run * problem.dtype.itemsize <= SHORT_BYTES else LONG
+
+
+def _of_kind(table: dict[str, float], device: Device) -> float:
+    return table.get(device.kind, table["cuda"])
