@@ -1,6 +1,7 @@
 """A variant of a model: the model before or after `onepass.patch`.
 
 It is run, compared with the model in float32, compiled and timed. A step is one forward, or one forward and backward.
+The mode REDUCE_OVERHEAD is `torch.compile(mode="reduce-overhead")`, which replays CUDA graphs.
 """
 
 from __future__ import annotations
@@ -8,50 +9,32 @@ from __future__ import annotations
 import copy
 import gc
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from multiprocessing import get_context
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onepass.bench import timing
 from onepass.bench.record import Record, origin
 from onepass.patching import patch
 
 from .model_zoo import AHEAD, Entry
+from .shared_memory import SharedMemory
 
-EAGER, COMPILE = MODES = ("eager", "compile")
+EAGER, COMPILE, REDUCE_OVERHEAD = MODES = ("eager", "compile", "reduce-overhead")
+# For each mode, the field `provider` of the records before and after `onepass.patch`.
+PROVIDERS = {EAGER: ("before", "after")} | {
+    mode: (f"{name} before", f"{name} after") for mode, name in ((COMPILE, "compiled"), (REDUCE_OVERHEAD, REDUCE_OVERHEAD))
+}
+WARM_UP = 3  # the third step is the first that replays a CUDA graph: the first allocates, the second records
 # A patched model may have GRACE times the relative error of the unpatched model, plus ROUNDING, one rounding to bfloat16.
 GRACE = 2.0
 ROUNDING = 2.0**-8
 Errors = dict[str, tuple[float, float]]  # for each result by name: (norm of its error, norm of the result)
-
-
-class SharedMemory:
-    """GPU memory that processes share: `with memory(gigabytes)` waits until so much is free, and takes it for the block.
-
-    A request for more than there is takes all.
-    """
-
-    def __init__(self, gigabytes: int) -> None:
-        processes = get_context("spawn")
-        self._turn, self._free, self._all = processes.Lock(), processes.Semaphore(gigabytes), gigabytes
-
-    @contextmanager
-    def __call__(self, gigabytes: int) -> Iterator[None]:
-        gigabytes = min(gigabytes, self._all)
-        with self._turn:
-            for _ in range(gigabytes):
-                self._free.acquire()
-        try:
-            yield
-        finally:
-            for _ in range(gigabytes):
-                self._free.release()
 
 
 class Step:
@@ -65,25 +48,26 @@ class Step:
         if self.entry.rewind and self.taken % AHEAD == 0:
             self.entry.rewind(*self.inputs)
         self.taken += 1
+        torch.compiler.cudagraph_mark_step_begin()
         if not self.entry.training:
             with torch.no_grad():
                 return self.forward(self.model, *self.inputs)
-        self.model.zero_grad()
+        self.model.zero_grad()  # sets gradients to None, since the next step overwrites the memory of a CUDA graph
         loss = self.forward(self.model, *self.inputs)
         loss.backward()
         return loss
 
     def results(self) -> dict[str, Tensor]:
-        """Take the first step, and return its results by name: the output or loss, and in training all gradients."""
+        """Take the first step, and return copies of its results: the output or loss, and in training all gradients, by name."""
         self.taken = 0
-        output = self().detach()
-        gradients = {name: param.grad for name, param in self.model.named_parameters() if param.grad is not None}
+        output = self().detach().clone()
+        gradients = {name: param.grad.clone() for name, param in self.model.named_parameters() if param.grad is not None}
         self.model.zero_grad()
         return {"output": output, **gradients}
 
 
 class Variant:
-    """A model before or after `onepass.patch`, with methods that prepare and measure its eager and its compiled step."""
+    """A model before or after `onepass.patch`, with methods that prepare and measure its step in each mode."""
 
     def __init__(self, entry: Entry, patched: bool, small: bool, device: str, backend: str, memory: SharedMemory) -> None:
         self.entry, self.device, self.backend, self.memory = entry, device, backend, memory
@@ -94,6 +78,7 @@ class Variant:
         self.make_inputs = lambda model: entry.inputs(model, small)
         self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
+        self.expected: dict[str, Tensor] | None = None
 
     def ready(self, mode: str) -> Record:
         """Prepare the step of a mode: compile it if asked for, run it, and return its record, without the times of steps.
@@ -102,11 +87,11 @@ class Variant:
         """
         step = Step(self.entry, self.model, self.inputs, self.entry.forward)
         with self.memory(self.entry.gigabytes):
-            about = self._compile(step) if mode == COMPILE else {"first_s": self._timed(step)}
-            self._tidy()
-        with self.memory(2 * self.entry.gigabytes):
+            about = {"first_s": self._timed(step)} if mode == EAGER else self._compile(step, mode)
+            self.rest()
+        with self.memory(self.entry.gigabytes if self.expected else 2 * self.entry.gigabytes):
             errors = self._errors(step)
-            self._tidy()
+            self.rest()
         self.steps[mode] = step
         library: Any = import_module(self.entry.library)
         about |= {"norms": self.counts, "library": f"{self.entry.library} {library.__version__}"}
@@ -118,77 +103,115 @@ class Variant:
         self._finish()
         return round(time.perf_counter() - start, 1)
 
-    def _compile(self, step: Step) -> Record:
+    def _compile(self, step: Step, mode: str) -> Record:
         counters: Any = import_module("torch._dynamo.utils").counters
         counters.clear()
-        step.forward = torch.compile(step.forward, dynamic=False, backend=self.backend)
+        # Only inductor has modes.
+        inductor_mode = mode if mode == REDUCE_OVERHEAD and self.backend == "inductor" else None
+        step.forward = torch.compile(_own_code(step.forward), dynamic=False, backend=self.backend, mode=inductor_mode)
         seconds = self._timed(step)
-        step()  # a second step, so that the counts include recompilations
+        for _ in range(WARM_UP - 1):  # so that the counts include recompilations
+            step()
         breaks = counters["graph_break"]
         return {
             **{"backend": self.backend, "compile_s": seconds, "graphs": counters["stats"]["unique_graphs"]},
             **{"graph_breaks": sum(breaks.values()), "break_reasons": [reason.strip().splitlines()[0][:200] for reason in breaks]},
+            **({"cudagraph_skips": counters["inductor"]["cudagraph_skips"]} if mode == REDUCE_OVERHEAD else {}),
         }
 
     def _errors(self, step: Step) -> Errors:
-        exact = copy.deepcopy(self.plain).float()
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            expected = Step(self.entry, exact, self.make_inputs(exact), self.entry.forward).results()
-        del exact
+        expected = self.expected = self.expected or self._exact_results()
         found = step.results()
         if found.keys() != expected.keys():
             raise RuntimeError(f"its results and those in float32 differ: {sorted(found.keys() ^ expected.keys())[:3]}")
-        return {name: (_norm(found[name].float() - value), _norm(value)) for name, value in expected.items()}
+        return {name: (_norm(found[name].float() - (value := expected[name].to(self.device))), _norm(value)) for name in expected}
+
+    def _exact_results(self) -> dict[str, Tensor]:
+        """Return the results of the model in float32. They are kept on the CPU for all modes, since GPU memory is short."""
+        exact = copy.deepcopy(self.plain).float()
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            results = Step(self.entry, exact, self.make_inputs(exact), self.entry.forward).results()
+        return {name: value.cpu() for name, value in results.items()}
 
     def peak(self, mode: str) -> int | None:
         """Return the most bytes allocated on the GPU during a step, including the parameters, or None on a CPU."""
         if self.device == "cpu":
             return None
-        self._tidy()
+        self.rest()
         torch.cuda.reset_peak_memory_stats()
         self.steps[mode]()
         self._finish()
         self.model.zero_grad()
         return torch.cuda.max_memory_allocated()
 
-    def gpu_milliseconds(self, mode: str, steps: int = 3) -> float | None:
-        """Return the milliseconds of GPU work in a step, without the time that the GPU waits for the host. None on a CPU."""
+    def seconds(self, mode: str, steps: int, warm: bool) -> float:
+        """Return the seconds of a step as a loop of steps takes them: host and GPU, with one synchronization at the end.
+
+        With `warm`, one step comes before, because another process has used the machine in the meantime.
+        """
+        step = self.steps[mode]
+        if warm:
+            step()
+        self._finish()
+        start = time.perf_counter()
+        for _ in range(steps):
+            step()
+        self._finish()
+        return (time.perf_counter() - start) / steps
+
+    def start_profiler(self) -> None:
+        """Run the profiler once, since its first run takes seconds. It slows down all later launches in this process."""
+        if self.device != "cpu":
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+                torch.zeros(1, device=self.device)
+                self._finish()
+
+    def gpu(self, mode: str, steps: int = 3) -> Record:
+        """Return the milliseconds of GPU work in a step, without the time that the GPU waits, and the number of our kernels.
+
+        On a CPU, return {}.
+        """
         if self.device == "cpu":
-            return None
+            return {}
+        for _ in range(WARM_UP):
+            self.steps[mode]()
+        self._finish()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(steps):
                 self.steps[mode]()
             self._finish()
-        return round(sum(event.self_device_time_total for event in profile.key_averages()) / steps / 1e3, 4)
-
-    def samples(self, mode: str, seconds: float) -> list[float]:
-        """Time whole steps for about `seconds`, and return the seconds of each.
-
-        On CUDA, events time a step, so the slower of host and GPU counts. On a CPU, 3 steps are timed.
-        """
-        step = self.steps[mode]
-        if self.device != "cpu":
-            return timing.device_samples([step], samples=int(seconds / 2e-3))[0]
-        step()
-        return [timing.once(step, 1) for _ in range(3)]
-
-    def host(self, mode: str) -> list[float]:
-        """Return samples of the host time of a step in seconds, or [] on a CPU or if the model does not decode tokens."""
-        if self.device == "cpu" or not self.entry.rewind:
-            return []
-        # 4 steps make fewer than 1024 launches, at which CUDA would make the host wait.
-        return timing.host_samples([self.steps[mode]], batches=5, max_calls=4)[0]
+        events, ours = profile.key_averages(), _kernel_names()
+        return {
+            "gpu_ms": round(sum(event.self_device_time_total for event in events) / steps / 1e3, 4),
+            "our_kernels": round(sum(event.count for event in events if event.key in ours) / steps),
+        }
 
     def _finish(self) -> None:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
-    def _tidy(self) -> None:
+    def rest(self) -> None:
         """Free gradients and unused memory, since other processes share this GPU."""
         self.model.zero_grad()
         gc.collect()
         if self.device != "cpu":
             torch.cuda.empty_cache()
+
+
+def _own_code(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of the function with a code object of its own. Dynamo keeps compiled code by code object.
+
+    So no mode finds what another mode compiled.
+    """
+    assert isinstance(forward, FunctionType)
+    return FunctionType(forward.__code__.replace(), forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__)
+
+
+def _kernel_names() -> set[str]:
+    """Return the names of onepass's GPU kernels, and of their device functions, in all modules imported so far."""
+    jit: Any = import_module("triton.runtime.jit").JITFunction
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("onepass.backends.gpu")]
+    return {value.__name__ for module in modules for value in vars(module).values() if isinstance(value, jit)}
 
 
 def _norm(t: Tensor) -> float:

@@ -17,6 +17,8 @@ PROMPT = 77  # the number of tokens in a prompt
 CACHED = 512  # the number of tokens in the cache when decoding starts
 AHEAD = 256  # after decoding this many tokens, the cache is rewound to CACHED tokens
 
+SMALL_ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -76,6 +78,38 @@ def _decode_image(model: Any, latents: Tensor) -> Tensor:
     return model.decode(latents, return_dict=False)[0]
 
 
+def _images(batch: int, side: int, small_side: int = 8) -> Callable[[nn.Module, bool], tuple[Any, ...]]:
+    def inputs(model: nn.Module, small: bool) -> tuple[Any, ...]:
+        return (_random(model, *((2, 3, small_side, small_side) if small else (batch, 3, side, side))),)
+
+    return inputs
+
+
+def _reconstruct(model: Any, pixels: Tensor) -> Tensor:
+    """Return the mean squared error of the decoded image. The latents are the mean of the posterior, so nothing is random."""
+    return (model(pixels, return_dict=False)[0].float() - pixels.float()).square().mean()
+
+
+def _unet2d(small: bool) -> nn.Module:
+    """Return the unconditional UNet of diffusers' training example."""
+    channels, groups, layers = ((16, 32), 8, 1) if small else ((128, 128, 256, 256, 512, 512), 32, 2)
+    plain = len(channels) - 2
+    return import_module("diffusers").UNet2DModel(
+        sample_size=8 if small else 128, block_out_channels=channels, layers_per_block=layers, norm_num_groups=groups,
+        down_block_types=("DownBlock2D",) * plain + ("AttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "AttnUpBlock2D") + ("UpBlock2D",) * plain, attention_head_dim=8,
+    )  # fmt: skip
+
+
+def _noisy_images(model: nn.Module, small: bool) -> tuple[Any, ...]:
+    (noisy,) = _images(16, 128)(model, small)
+    return noisy, torch.arange(len(noisy), device=noisy.device) * 50, noisy.flip(0)
+
+
+def _predict_noise(model: Any, noisy: Tensor, step: Tensor, noise: Tensor) -> Tensor:
+    return (model(noisy, step, return_dict=False)[0].float() - noise.float()).square().mean()
+
+
 def _sd15(small: bool) -> nn.Module:
     channels, groups, layers = ((16, 32), 8, 1) if small else ((320, 640, 1280, 1280), 32, 2)
     across = len(channels) - 1
@@ -127,14 +161,38 @@ def _convnext(small: bool) -> nn.Module:
     return transformers.ConvNextForImageClassification(config)
 
 
-def _convnext_inputs(model: Any, small: bool) -> tuple[Any, ...]:
-    batch, side = (2, 32) if small else (64, 224)
-    labels = torch.arange(batch, device=next(model.parameters()).device) % model.config.num_labels
-    return _random(model, batch, 3, side, side), labels
+def _vit(small: bool) -> nn.Module:
+    transformers: Any = import_module("transformers")
+    sizes = SMALL_ENCODER | {"image_size": 32, "patch_size": 8, "num_labels": 10} if small else {"num_labels": 1000}
+    config = transformers.ViTConfig(**sizes, problem_type="single_label_classification")
+    return transformers.ViTForImageClassification(config)
+
+
+def _labeled(batch: int, memory_format: torch.memory_format) -> Callable[[nn.Module, bool], tuple[Any, ...]]:
+    def inputs(model: Any, small: bool) -> tuple[Any, ...]:
+        (pixels,) = _images(batch, 224, 32)(model, small)
+        labels = torch.arange(len(pixels), device=pixels.device) % model.config.num_labels
+        return pixels.contiguous(memory_format=memory_format), labels
+
+    return inputs
 
 
 def _classify(model: Any, pixels: Tensor, labels: Tensor) -> Tensor:
     return model(pixel_values=pixels, labels=labels).loss
+
+
+def _bert(small: bool) -> nn.Module:
+    transformers: Any = import_module("transformers")
+    config = transformers.BertConfig(**(SMALL_ENCODER | {"vocab_size": 128} if small else {}))
+    return transformers.BertModel(config, add_pooling_layer=False)
+
+
+def _sentence(model: Any, small: bool) -> tuple[Any, ...]:
+    return (_tokens(model, 1, 32),)
+
+
+def _encode(model: Any, tokens: Tensor) -> Tensor:
+    return model(input_ids=tokens).last_hidden_state
 
 
 def _llama(small: bool) -> nn.Module:
@@ -182,9 +240,22 @@ ENTRIES = (
     Entry("sd15-b16", "SD 1.5 UNet step at 512², batch 16", "diffusers", _sd15, _unet_inputs(16, 64), _denoise, 7, channels_last=True),
     Entry("sdxl-b2", "SDXL UNet step at 1024², batch 2", "diffusers", _sdxl, _unet_inputs(2, 128), _denoise, 9, channels_last=True),
     Entry(
-        "convnext-train", "ConvNeXt-B forward and backward, 64 × 224²", "transformers", _convnext, _convnext_inputs, _classify, 16,
+        "vae-train", "SD/SDXL VAE forward and backward, 4 × 256²", "diffusers", _vae, _images(4, 256), _reconstruct, 10,
         training=True, channels_last=True,
     ),
+    Entry(
+        "unet2d-train", "UNet2D forward and backward, 16 × 128²", "diffusers", _unet2d, _noisy_images, _predict_noise, 12,
+        training=True, channels_last=True,
+    ),
+    Entry(
+        "convnext-train", "ConvNeXt-B forward and backward, 64 × 224²", "transformers", _convnext,
+        _labeled(64, torch.channels_last), _classify, 16, training=True, channels_last=True,
+    ),
+    Entry(
+        "vit-train", "ViT-B forward and backward, 32 × 224²", "transformers", _vit,
+        _labeled(32, torch.contiguous_format), _classify, 5, training=True,
+    ),
+    Entry("bert", "BERT-base, one sentence of 32 tokens", "transformers", _bert, _sentence, _encode, 1),
     Entry(
         "llama-train", "8-layer Llama forward and backward, 4 × 2048 tokens", "transformers", _llama, _text, _learn, 34, training=True
     ),
