@@ -9,8 +9,8 @@ Weights are random and in bfloat16, the same before and after. Models with convo
 both before and after, so that only the norms differ. A training step is a forward and a backward, without an optimizer.
 
 The outputs of a patched model, and the gradients of all its parameters, are compared with those of the model in float32. The
-relative error of each may be twice that of the unpatched model plus one rounding (`error_ratio` of model_variant.py). If it
-is larger, no time is reported.
+relative error of each may be twice that of the unpatched model plus one rounding; `error_ratio` of model_variant.py has the
+exact rule. If it is larger, no time is reported.
 
 A variant is a model before or after `onepass.patch`. Each variant has its own process. All processes prepare at the same
 time, since compiling takes minutes. Then the models are measured one by one, while the other processes wait. Before and

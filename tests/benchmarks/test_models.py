@@ -1,5 +1,6 @@
 """The benchmark of whole models, on small models and a CPU."""
 
+import importlib
 import json
 import time
 from pathlib import Path
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import model_zoo, models, report, report_models
-from benchmarks.model_variant import MODES, SharedMemory, Step, Variant, error_ratio
+from benchmarks import model_table, model_zoo, models, report, report_models
+from benchmarks.model_variant import MODES, SharedMemory, Step, Variant, _kernel_names, error_ratio
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
 from onepass.bench import record
@@ -54,7 +55,7 @@ class Here:
 def records(entry: Entry, modes=MODES, here=Here):
     pair = [here(entry, patched) for patched in (False, True)]
     lost = record.origin("cpu") | {"small": True}
-    return [found for mode in modes for found in measure(entry, mode, pair, [child.call("ready", mode) for child in pair], lost, 0.01)]
+    return [found for mode in modes for found in measure(entry, mode, pair, [child.call("ready", mode) for child in pair], lost, 6)]
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +71,12 @@ def complete(found: list, entry: Entry, modes=MODES) -> None:
         assert "error" not in r and r["row"] == entry.name and r["small"] and r["commit"] and r["training"] == entry.training, r
         assert 0 < r["low_ms"] <= r["ms"] <= r["high_ms"] and 0 < r["relative_error"] < 0.1 and r["peak_bytes"] is None
         assert (r["norms"] is None) == r["provider"].endswith("before")
-        if r["provider"].startswith("compiled"):
+        assert r["samples"] == 6
+        if r["provider"] not in PROVIDERS["eager"]:
             assert r["graphs"] == 1 and r["graph_breaks"] == 0 and r["break_reasons"] == [] and r["compile_s"] > 0
-    assert all(r["of_allowed"] <= 1 for r in found[1::2])
+    for after in found[1::2]:
+        assert after["of_allowed"] <= 1 and after["pairs"] == 6 and after["ratio_low"] <= after["ratio"] <= after["ratio_high"]
+        assert after["verdict"] in ("ok", "slower", "not settled")
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -110,10 +114,17 @@ def test_what_is_allowed():
     assert error_ratio(before, before | {"b": (0.2, 2.0)}) == (pytest.approx(0.1 / (0.02 + 2**-8)), "b")
 
 
+def test_noise_may_differ_more():
+    """The exact gradient of a key's bias is 0, so all of it is noise."""
+    before = {"a": (0.01, 1.0), "k.bias": (1e-5, 1e-9)}
+    assert error_ratio(before, before | {"k.bias": (1e-4, 1e-9)}) == (pytest.approx(10 / 16), "k.bias")
+    assert error_ratio(before, before | {"k.bias": (3e-4, 1e-9)})[0] > 1
+
+
 def test_errors_are_written_down():
     ready = ["timed out", {"errors": {"output": (0.0, 1.0)}, "norms": None}]
     lost = record.origin("cpu") | {"small": True}
-    before, after = measure(toy(False), "eager", [None, None], ready, lost, 0.01)
+    before, after = measure(toy(False), "eager", [None, None], ready, lost, 6)
     assert before["error"] == "timed out" and after["error"] == "the model before gave no results to compare with" and before["date"]
 
 
@@ -133,15 +144,88 @@ def test_processes(tmp_path, capsys):
     """The records hold the results of a process, its errors, and timeouts."""
     pytest.importorskip("transformers")
     out = tmp_path / "models.jsonl"
-    arguments = ["--small", "--only", "llama-train", "--seconds", "0.01", "--out", str(out), "--logs", str(tmp_path)]
+    arguments = ["--small", "--only", "llama-train", "--pairs", "6", "--out", str(out), "--logs", str(tmp_path)]
     assert models.main([*arguments, "--backend", "none"]) == 1
     assert "FAILED llama-train compiled after: " in capsys.readouterr().out
     found = record.read(out)
     complete(found[:2], next(entry for entry in ENTRIES if entry.name == "llama-train"), MODES[:1])
-    assert all("none" in r["error"] and "ms" not in r and r["commit"] for r in found[2:]) and len(found) == 4
+    assert all("none" in r["error"] and "ms" not in r and r["commit"] for r in found[2:]) and len(found) == 6
     start = time.monotonic()
     assert models.main([*arguments, "--modes", "eager", "--limit", "0.1"]) == 1
     assert [r["error"] for r in record.read(out)[:2]] == ["timed out"] * 2 and time.monotonic() - start < 20
+
+
+def test_options(capsys):
+    parse = models._parser().parse_args
+    assert parse(["--only", "bert,vae-train", "--modes", "compile"]).only == ["vae-train", "bert"]
+    with pytest.raises(SystemExit):
+        parse(["--modes", "eager,fast"])
+    assert "fast is unknown; choose from eager, compile, reduce-overhead" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="--pairs 5: too few for a 95 % interval; use 6 or more"):
+        models.main(["--pairs", "5"])
+
+
+class Asked:
+    """A variant that only notes what it is asked for. A step takes `seconds`."""
+
+    def __init__(self, seconds: float, order: list):
+        self.taken, self.order = seconds, order
+
+    def call(self, method, mode=None, steps=0, warm=False):
+        self.order.append((method, self.taken, steps, warm))
+        return self.taken if method == "seconds" else None
+
+
+def test_pairs_take_turns():
+    order = []
+    ready = [{"errors": {"output": (0.01, 1.0)}}] * 2
+    before, after = measure(toy(False), "eager", [Asked(0.015, order), Asked(0.01, order)], ready, {}, 6)
+    assert after["ratio"] == 1.5 and after["pairs"] == 6 and after["verdict"] == "ok" and before["ms"] == 15 and "ratio" not in before
+    samples = [entry for entry in order if entry[0] == "seconds"][2:]
+    assert [seconds for _, seconds, _, _ in samples[:4]] == [0.015, 0.01, 0.01, 0.015]
+    assert {(steps, warm) for _, _, steps, warm in samples} == {(4, True)}  # 60 ms of the slower one
+    order.clear()
+    measure(toy(False), "eager", [Asked(0.2, order)] * 2, ready, {}, 6)
+    assert order[-3][2:] == (2, False)  # long steps have no warm-up
+
+
+def test_graphs_of_each_mode(monkeypatch):
+    """Each mode compiles for itself, and inductor gets the mode."""
+    asked, compiled = [], torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda f, mode, backend, **options: asked.append(mode) or compiled(f, backend="aot_eager", **options)
+    )
+    monkeypatch.setattr(json, "__version__", "2", raising=False)
+    variant = Variant(toy(True), True, True, "cpu", "inductor", SharedMemory(2))
+    found = [variant.ready(mode) for mode in MODES]
+    assert asked == [None, "reduce-overhead"] and [r.get("graphs") for r in found] == [None, 1, 1]
+    assert "cudagraph_skips" in found[2] and "cudagraph_skips" not in found[1]
+
+
+def test_names_of_kernels():
+    pytest.importorskip("triton")
+    importlib.import_module("onepass.backends.gpu.row.kernel")
+    assert "row_forward" in _kernel_names()
+
+
+def test_results_survive_the_next_step():
+    """The next step may overwrite the memory of its output."""
+    shared = torch.zeros(3)
+    entry = Entry("e", "e", "json", Toy, lambda model, small: (), lambda model: shared, 1)
+    step = Step(entry, torch.nn.Identity(), (), entry.forward)
+    taken = step.results()["output"]
+    shared.fill_(1)
+    assert taken.tolist() == [0, 0, 0]
+
+
+def test_what_is_printed():
+    common = {"row": "toy", "peak_bytes": 2e6, "graph_breaks": 0}
+    after = {"ms": 2.0, "ratio": 1.5, "ratio_low": 1.4, "ratio_high": 1.6, "verdict": "ok", "gpu_ratio": 1.8, "our_kernels": 7}
+    found = [common | {"provider": "compiled before", "ms": 3.0}, common | {"provider": "compiled after"} | after]
+    line = model_table.text([*found, *(common | {"provider": name, "error": "lost"} for name in PROVIDERS["eager"])]).splitlines()
+    assert line[2].split()[:4] == ["toy", "eager", "FAILED", "FAILED"]
+    assert line[3].split()[:7] == ["toy", "compile", "3.000", "2.000", "1.500", "1.400-1.600", "ok"] and " 1.80 " in line[3]
+    assert line[-1] == "FAILED toy after: lost"
 
 
 def made_up():
@@ -152,6 +236,7 @@ def made_up():
             for name, ms in zip(PROVIDERS[mode], (30.0, 2.0)):
                 common = {"row": entry.name, "provider": name, **origin}
                 breaks = {"graph_breaks": int(name == "compiled after" and entry is ENTRIES[1])} if mode == "compile" else {}
+                breaks |= {"ratio": 12.0, "verdict": "slower" if entry is ENTRIES[2] else "ok"} if name == "reduce-overhead after" else {}
                 if entry is ENTRIES[0] and name == "compiled after":
                     yield common | {"error": "timed out"}
                 else:
@@ -165,9 +250,18 @@ def test_the_table():
         and text.endswith(f"{report_models.END}\nafter")
         and "stale" not in text
     )
-    assert f"| {ENTRIES[0].title} | 30.0 | 2.00 | 15.00× | 30.0 | failed | – | 1.50, 1.50; 1.50, – |" in text
+    assert f"| {ENTRIES[0].title} | 30.0 | 2.00 | 15.00× | 30.0 | failed | – | 30.0 | 2.00 | 12.00× | 1.50, 1.50; 1.50, – |" in text
     assert "- vae-decode, compiled after: timed out" in text
-    assert f"Graph breaks added: none in 5 of 7 models, some in {ENTRIES[1].name}." in text and "GPU, torch 2, triton 3" in text
+    assert f"Graph breaks added: none in 9 of 11 models, some in {ENTRIES[1].name}." in text and "GPU, torch 2, triton 3" in text
+    assert f"Slower: {ENTRIES[2].name} (reduce-overhead after). Not settled: none." in text and "Not measured" not in text
+
+
+def test_the_table_of_some_models_and_modes():
+    """It has the modes of the results, and names the models without results."""
+    some = [r for r in made_up() if r["row"] != "bert" and not r["provider"].startswith("reduce")]
+    text = report_models.table(some)
+    assert text.startswith("| one step, bfloat16 | eager: before | after |  | torch.compile: before | after |  | peak")
+    assert text.splitlines()[len(ENTRIES) + 2].endswith("Graph breaks added: none in 8 of 10 models, some in sd15-b2. Not measured: bert.")
 
 
 def test_the_table_fails_on_a_missing_row():
@@ -190,7 +284,7 @@ def test_report_command(tmp_path, capsys):
     assert report.main([*arguments, "--check"]) == 0
     record.write(results, record.read(results)[:-1])
     assert report.main([*arguments, "--check"]) == 2
-    assert "llama-decode compiled after" in capsys.readouterr().err
+    assert "llama-decode reduce-overhead after" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
