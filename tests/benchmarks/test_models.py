@@ -89,9 +89,10 @@ def test_records(training, monkeypatch):
 
 
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.name not in ("sd15-b16", "llama-train")], ids=lambda entry: entry.name)
-def test_small_twins(entry):
+def test_small_twins(entry, monkeypatch):
     pytest.importorskip(entry.library)
     pytest.importorskip("transformers")
+    monkeypatch.setattr(models, "STEPS", (1, 1))  # a step in bfloat16 takes a second on some CPUs
     complete(records(entry, MODES[:1]), entry, MODES[:1])
 
 
@@ -153,6 +154,20 @@ def test_processes(tmp_path, capsys):
     start = time.monotonic()
     assert models.main([*arguments, "--modes", "eager", "--limit", "0.1"]) == 1
     assert [r["error"] for r in record.read(out)[:2]] == ["timed out"] * 2 and time.monotonic() - start < 20
+
+
+def test_a_run_that_is_ended_while_it_writes_keeps_its_results(tmp_path, monkeypatch):
+    def ended(path, text):
+        with path.open("w") as file:
+            file.write(text[:5])
+        raise SystemExit
+
+    out = tmp_path / "models.jsonl"
+    record.write(out, [{"row": "a"}])
+    monkeypatch.setattr(Path, "write_text", ended)
+    with pytest.raises(SystemExit):
+        record.write(out, [{"row": "b"}])
+    assert record.read(out) == [{"row": "a"}]
 
 
 def test_options(capsys):
