@@ -82,8 +82,18 @@ def give_back(graph: fx.Graph) -> int:
     given_back = 0
     for node in list(graph.nodes):
         if is_norm(node):
+            _drop_unused_results(graph, node)
             given_back += _give_back(graph, node)
     return given_back
+
+
+def _drop_unused_results(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove statistics that nobody uses. Our functions detach them, also where they do not return them."""
+    for result in [user for user in node.users if user.target is operator.getitem]:
+        for user in [user for user in result.users if user.target == "detach" and not user.users]:
+            graph.erase_node(user)
+        if not result.users:
+            graph.erase_node(result)
 
 
 def is_norm(node: fx.Node) -> bool:
@@ -162,7 +172,7 @@ def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], t
     if plain == norms.layer_norm(rank, eps):
         return F.layer_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["bias"], eps)
     if plain == norms.rms_norm(rank, eps):
-        return F.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], eps)
+        return torch.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], eps)
     return None
 
 
@@ -194,7 +204,7 @@ _SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], Norm
         ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
         _instance_norm,
     ),
-    F.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),
+    torch.rms_norm: (("input", "normalized_shape", "weight", "eps"), _rms_norm),  # F.rms_norm calls it
 }
 
 

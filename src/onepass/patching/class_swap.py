@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import nn
 
-from onepass.dispatch.inductor_install import install_when_imported
+from onepass.functional.compiled import install_when_imported
 
 
 class Recipe(Protocol):

@@ -1,0 +1,196 @@
+"""Who computes a norm in a compiled graph, and what patched modules add to it."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+import onepass
+import onepass.functional as O
+from onepass.core import norms
+from onepass.core.device import KNOWN_DEVICES, Device
+from onepass.core.problem import bind
+from onepass.dispatch import compiled, compiled_choice
+from onepass.planning.compiled import choose
+from onepass.planning.options import DEFAULT
+
+F = nn.functional
+H200, CPU = KNOWN_DEVICES["h200"], Device("cpu")
+
+
+def problem(spec, *shape, channels_last=False):
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    weight = x.new_empty(shape[1 if len(shape) == 4 else -1])
+    return bind(spec, x, weight, weight)
+
+
+CHOICES = {
+    "GroupNorm of images": (problem(norms.group_norm(32), 8, 320, 64, 64, channels_last=True), False, 0, True),
+    "its training": (problem(norms.group_norm(32), 8, 320, 64, 64, channels_last=True), True, 0, True),
+    "a small GroupNorm": (problem(norms.group_norm(32), 2, 320, 64, 64), False, 0, True),
+    "the same after a sum that inductor fuses": (problem(norms.group_norm(32), 2, 320, 64, 64), False, 2, False),
+    "LayerNorm of one sentence": (problem(norms.layer_norm(1), 1, 32, 768), False, 0, False),
+    "LayerNorm between elementwise operations": (problem(norms.layer_norm(1), 8192, 4096), False, 4, False),
+    "its training without neighbours": (problem(norms.layer_norm(1), 8192, 4096), True, 0, True),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_choice_on_an_h200(name):
+    norm, training, moved, ours = CHOICES[name]
+    assert choose(norm, H200, DEFAULT, training, moved).ours is ours
+
+
+def test_the_choice_says_why():
+    words = str(choose(problem(norms.group_norm(32), 2, 320, 64, 64), H200, DEFAULT, moved=2))
+    assert words.startswith("inductor: onepass is estimated at 1") and "neighbours that inductor would fuse" in words
+    assert choose(problem(norms.layer_norm(1), 64, 64), CPU, DEFAULT).ours
+
+
+class Net(nn.Module):
+    """Norms that inductor would fuse with their neighbours, and one that has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.group, self.layer, self.rms = nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8), nn.LayerNorm(4), nn.RMSNorm(4)
+
+    def forward(self, x):
+        h = F.silu(self.group(self.conv(x)))
+        h = self.layer(h.cumsum(-1).sin()).cos()
+        return self.rms(h.cumsum(-1)).cumsum(-1)
+
+
+def norms_in_graph(function, *args):
+    """Return what a compiled function computes, and the names of the norms in its graph after our passes."""
+    found = []
+
+    def backend(module, _):
+        compiled_choice.adopt(module.graph)
+        compiled.fuse_neighbours(module.graph)
+        compiled_choice.give_back(module.graph)
+        module.recompile()
+        found.extend(
+            str(getattr(n.target, "__name__", n.target)).removesuffix(".default") for n in module.graph.nodes if "norm" in str(n.target)
+        )
+        return module.forward
+
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, fullgraph=True)(*args), found
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_patched_norms_without_neighbours_are_ours(grad):
+    model, x = Net(), torch.randn(2, 8, 4, 4)
+    onepass.patch(model)
+    with torch.set_grad_enabled(grad):
+        y, found = norms_in_graph(model, x)
+        assert found == ["norm", "layer_norm", "norm"]  # LayerNorm is between sin and cos
+        torch.testing.assert_close(y, onepass.unpatch(model)(x))
+        assert norms_in_graph(model, x)[1] == ["group_norm", "layer_norm", "rms_norm"]
+
+
+def test_our_functions_become_torchs_with_residual_and_activation():
+    x, weight = torch.randn(2, 6, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+
+    def function(x):
+        y, total = O.add_layer_norm(x.sin(), x.cos(), (8,), weight, activation="gelu_tanh")
+        z = O.instance_norm(total.exp()).exp()
+        return y.sin() + z, O.add_rms_norm(x.sin(), x.exp(), (8,), weight)[0].cos()
+
+    found, names = norms_in_graph(function, x)
+    assert names == ["layer_norm", "instance_norm", "rms_norm"]
+    expected = function(x)
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(sum(y.square().sum() for y in each), (x, weight)) for each in (found, expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_forced_family_and_what_torch_lacks_stay_ours():
+    x = torch.randn(2, 6, 8)
+    with onepass.force("aten"):
+        assert norms_in_graph(lambda x: O.layer_norm(x.sin(), (8,)).sin(), x)[1] == ["norm"]
+    statistics = norms_in_graph(lambda x: O.layer_norm(x.sin(), (8,), return_stats=True), x)
+    offset = norms_in_graph(lambda x: O.layer_norm(x.sin(), (8,), x[0, 0], weight_offset=1.0).sin(), x)
+    modulated = norms_in_graph(lambda x: O.layer_norm(x.sin(), (8,), modulate=(x[:, 0], None)).sin(), x)
+    assert statistics[1] == offset[1] == modulated[1] == ["norm"]
+
+
+def test_under_autocast_patched_norms_stay_torchs():
+    model = nn.Sequential(nn.GroupNorm(2, 8))
+    onepass.patch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norms_in_graph(model, torch.randn(2, 8, 4, 4))[1] == ["group_norm"]
+
+
+class Blocks(nn.Module):
+    """A model of which `patch` changes the norms, the activations after them, the sums before them, and this class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second, self.third = nn.GroupNorm(2, 8), nn.SiLU(), nn.LayerNorm(4), nn.RMSNorm(4)
+
+    def forward(self, x):
+        h = self.act(self.first(x))
+        x = x + h
+        return self.third(self.second(x)) + x
+
+
+def guards(model, x):
+    """Return the lines of the guards of a compiled model, without the numbers of objects."""
+    torch._dynamo.reset()
+    torch.compile(model, backend="eager", fullgraph=True)(x)
+    (entry,) = _debug_get_cache_entry_list(Blocks.forward.__code__)
+    return [line for line in str(entry.guard_manager).splitlines() if "check_obj_id" not in line and "builtins_dict" not in line]
+
+
+def test_a_patched_model_adds_no_guards():
+    model, x = Blocks(), torch.randn(2, 8, 4, 4)
+    before = guards(model, x)
+    assert str(onepass.patch(model)).count("fused")
+    after = guards(model, x)
+    assert len(after) == len(before)
+    assert sum("TYPE_MATCH" in line for line in after) == sum("TYPE_MATCH" in line for line in before) > 3
+
+
+IMPORT = """
+import sys, torch
+{first}
+from torch._inductor import config
+from torch._inductor.codecache import FxGraphHashDetails
+assert config.pre_grad_custom_pass is None, config.pre_grad_custom_pass
+torch.compile(torch.sin)(torch.ones(3))
+from torch._dynamo.utils import counters
+print(sorted(counters["inductor"].items()), sum("onepass" in str(finder) for finder in sys.meta_path))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
+def test_importing_onepass_changes_nothing_for_torch_compile(tmp_path):
+    """A process without onepass fills inductor's cache. One that imports onepass finds the entry."""
+    import os
+
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    codes = [IMPORT.format(first=first) for first in ("", "import onepass")]
+    runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True) for code in codes]
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr[-2000:] + runs[1].stderr[-2000:]
+    assert "fxgraph_cache_miss" in runs[0].stdout and "fxgraph_cache_hit" in runs[1].stdout
+    assert runs[1].stdout.endswith(" 0\n") and runs[1].stderr == runs[0].stderr
+
+
+def test_the_pass_is_installed_when_inductor_is_imported():
+    code = """
+import sys, torch, onepass
+onepass.patch(torch.nn.Sequential(torch.nn.LayerNorm(4)))
+assert "torch._inductor.config" not in sys.modules
+from torch._inductor import config
+from onepass.dispatch.inductor_pass import NormPass
+assert isinstance(config.pre_grad_custom_pass, NormPass)
+assert not any("onepass" in str(finder) for finder in sys.meta_path)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-2000:]
