@@ -1,8 +1,9 @@
 """Compile the C kernels on first use, for this machine, and load them.
 
-The functions of cache.py keep the compiled library for later processes. The name of the library is a hash of the sources, the
-compiler, the flags and the CPU. Every failure raises `Unavailable` with a reason. A process remembers the reason and does not
-try again.
+The functions of cache.py keep the compiled library for later processes. The name of the library has a hash of the sources, the flags
+and the CPU, and a hash of the names of the compiler and the C library. No path is part of it, so a copied cache works.
+
+Every failure raises `Unavailable` with a reason. A process remembers the reason and does not try again.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
-import struct
-import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,7 +20,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
-from typing import IO
+
+from onepass.backends.compilation import LOGGER, Compilation
 
 from .cache import (
     CACHE_HINT,
@@ -33,30 +32,13 @@ from .cache import (
     load,
     lock,
     open_folder,
-    print_to_terminal,
     remove_leftovers,
     scratch_prefix,
 )
+from .compiler import FLAGS, find_compiler, named_compiler, run_compiler
+from .machine import NATIVE_FLAGS, check_level, level
 
 SOURCES = Path(__file__).parent / "src"
-
-
-# -ffast-math is absent: it would change the order of sums, and ignore infinities and NaN.
-# -ffp-contract=fast rounds a·b + c once instead of twice.
-FLAGS = (
-    "-std=gnu11",
-    "-O3",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-ffp-contract=fast",
-    "-w",
-)
-
-
-MACHINE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
 LIMIT = 120  # seconds that a process may spend on waiting for another one's compiler and on its own, in total
@@ -100,9 +82,8 @@ class _LoadOnce:
 def _load_or_compile() -> ctypes.CDLL:
     if fcntl is None:
         raise Unavailable("C kernels are for Linux and macOS: on this system onepass cannot check who may change a compiled library")
-    compiler = _compiler()
-    directory = _cache_directory()
-    path = directory / f"cpu-{_key(compiler)}.so"
+    directory, key = _cache_directory(), _key()
+    path = directory / f"cpu-{key}-{_variant()}.so"
     folder = open_folder(directory)
     try:
         try:
@@ -110,11 +91,27 @@ def _load_or_compile() -> ctypes.CDLL:
         except Unusable as error:
             unusable = error
         try:
-            return _compile_locked(compiler, folder, path)
+            return _compile_locked(find_compiler(), folder, path)
         except Unavailable as error:
-            raise Unavailable(f"{error}; {unusable}" if str(unusable) else str(error)) from None
+            other = _load_variant(folder, directory, key)
+            if other is None:
+                raise Unavailable(f"{error}; {unusable}" if str(unusable) else str(error)) from None
+            LOGGER.info("using %s, since %s", other._name, error)
+            return other
     finally:
         os.close(folder)
+
+
+def _load_variant(folder: int, directory: Path, key: str) -> ctypes.CDLL | None:
+    """Return a library that another compiler made from the same sources for the same CPU, or None if there is none.
+
+    A container image may have such a library, but no compiler and no folder to write to.
+    """
+    for name in sorted(os.listdir(folder)):
+        if name.startswith(f"cpu-{key}-") and name.endswith(".so"):
+            with suppress(Unavailable):
+                return load(folder, directory / name)
+    return None
 
 
 def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
@@ -134,20 +131,6 @@ def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL
 library = _LoadOnce(_load_or_compile)
 
 
-def _compiler() -> list[str]:
-    """Return the command in $CC, or else the first of cc, gcc and clang that exists, as a list of words."""
-    value = os.environ.get("CC", "")
-    try:
-        named = shlex.split(value)
-    except ValueError as error:
-        raise Unavailable(f"CC={value!r} cannot be read as a command: {error}") from None
-    for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        found = shutil.which(words[0])
-        if found:
-            return [found, *words[1:]]
-    raise Unavailable(f"there is no C compiler ({named[0] if named else 'cc, gcc or clang'})")
-
-
 def _cache_directory() -> Path:
     root = os.environ.get("ONEPASS_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "onepass")
     expanded = os.path.expanduser(root)
@@ -156,20 +139,34 @@ def _cache_directory() -> Path:
     return Path(expanded)
 
 
-def _key(compiler: list[str]) -> str:
-    """Return a hash of everything that the compiled library depends on."""
+def _key() -> str:
+    """Return a hash of everything that decides whether a library is right for this version of onepass and this CPU."""
+    options = named_compiler()[1:]  # such as -fsanitize=address, after which other programs cannot load the library
+    digest = sha256("\n".join([*FLAGS, *_machine_flags(), *options, level() or _cpu()]).encode(errors="surrogateescape"))
     try:
-        state = os.stat(compiler[0])
-        parts = [*map(str, compiler), str(state.st_size), str(state.st_mtime_ns), *FLAGS, *MACHINE_FLAGS, _cpu()]
-        digest = sha256("\n".join(parts).encode(errors="surrogateescape"))
         sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
         for path in sources:
             digest.update(path.name.encode() + path.read_bytes())
     except OSError as error:
-        raise Unavailable(f"the compiler or the C sources cannot be read: {error}") from None
+        raise Unavailable(f"the C sources cannot be read: {error}") from None
     if not sources:
         raise Unavailable(f"the C sources are missing from {SOURCES}: install onepass again")
     return digest.hexdigest()[:24]
+
+
+def _variant() -> str:
+    """Return a hash of what else makes libraries differ: the name of the compiler in $CC, and the C library of the system."""
+    parts = [os.path.basename((named_compiler() or [""])[0]), *platform.libc_ver()]
+    return sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:8]
+
+
+def _machine_flags() -> tuple[str, ...]:
+    """Return the flags with which the compiler may choose instructions, in the order in which they are tried."""
+    portable = level()
+    if not portable:
+        return NATIVE_FLAGS
+    check_level(portable, _cpu())
+    return (f"-march={portable}",)
 
 
 def _cpu() -> str:
@@ -188,82 +185,22 @@ def _cpu() -> str:
 
 
 def _compile(compiler: list[str], path: Path, deadline: float) -> None:
-    started = monotonic()
-    print_to_terminal(f"onepass: compiling the CPU kernels with {compiler[0]}, once …")
-    scratch = None
-    try:
-        # Not a TemporaryDirectory: a child process forked meanwhile would remove the folder when it exits.
-        scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix())
-        built = Path(scratch) / path.name
-        _run_compiler(compiler, built, deadline)
-        digest = built.with_suffix(".sha256")
-        digest.write_text(sha256(built.read_bytes()).hexdigest())
-        for new, final in ((digest, path.with_suffix(".sha256")), (built, path)):
-            new.chmod(new.stat().st_mode & ~0o022)  # otherwise, with a umask of 002, the group could write the file
-            os.replace(new, final)
-    except OSError as error:
-        raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
-    finally:
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
-        print_to_terminal(f" {monotonic() - started:.1f} s\n")
-
-
-def _run_compiler(compiler: list[str], built: Path, deadline: float) -> None:
-    """Compile for this CPU or, if that fails, for any CPU of its architecture. All attempts share one deadline."""
-    failure = ""
-    for machine in MACHINE_FLAGS:
-        left = max(deadline - monotonic(), 0.0)
-        command = [*compiler, *FLAGS, *([machine] if machine else []), str(SOURCES / "onepass.c"), "-o", str(built), "-lm"]
+    line = "compiling the CPU kernels, once per machine (about 10 s)"
+    with Compilation(f"the CPU kernels with {compiler[0]}, into {path}", line) as compilation:
+        compilation.begin()
+        scratch = None
         try:
-            code, output = _run(command, built.parent, left)
-        except subprocess.TimeoutExpired:
-            failure = failure or f"it did not end within {left:.0f} s"
-            break
-        if code == 0 and built.is_file():
-            if _is_complete(built.read_bytes()):
-                return
-            output = output or "it wrote half a library"
-        failure = failure or output or (f"it was killed by signal {-code}" if code < 0 else "it said nothing")
-        if "No space left on device" in output:
-            break
-    raise Unavailable(f"{shlex.join(compiler)} failed: {' '.join(failure.split())[-300:]}")
-
-
-def _is_complete(library: bytes) -> bool:
-    """Return whether a library in 64-bit ELF, the format of Linux, is as long as its header says.
-
-    Loading an incomplete library would crash the process. Files in other formats count as complete.
-    """
-    if len(library) < 64 or library[:5] != b"\x7fELF\x02":
-        return True
-    # The section headers are at the end of the file. Bytes 40 and 58 of the ELF header hold their offset, size and number.
-    offset, entry, count = (*struct.unpack_from("=Q", library, 40), *struct.unpack_from("=2H", library, 58))
-    return offset + entry * count <= len(library)
-
-
-def _run(command: list[str], scratch: Path, seconds: float) -> tuple[int, str]:
-    """Run a compiler and return its exit status and output. After `seconds`, kill the compiler and the programs it started."""
-    # The output goes to a file. A pipe would stay open until every program that the compiler started has ended.
-    with _temporary_file() as output:
-        # TMPDIR puts the compiler's temporary files into `scratch`, which the caller removes.
-        env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env)
-        try:
-            code = process.wait(seconds)
-        except BaseException:  # the timeout, or Ctrl-C
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-            raise
-        output.seek(0)
-        return code, output.read().decode(errors="replace").strip()
-
-
-def _temporary_file() -> IO[bytes]:
-    """Return a new temporary file. On Linux it is in memory, so that a compiler can report a full disk."""
-    if hasattr(os, "memfd_create"):
-        with suppress(OSError):
-            return os.fdopen(os.memfd_create("compiler"), "w+b")
-    return tempfile.TemporaryFile()
+            # Not a TemporaryDirectory: a child process forked meanwhile would remove the folder when it exits.
+            scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix())
+            built = Path(scratch) / path.name
+            run_compiler(compiler, SOURCES / "onepass.c", built, _machine_flags(), deadline)
+            digest = built.with_suffix(".sha256")
+            digest.write_text(sha256(built.read_bytes()).hexdigest())
+            for new, final in ((digest, path.with_suffix(".sha256")), (built, path)):
+                new.chmod(new.stat().st_mode & ~0o022)  # otherwise, with a umask of 002, the group could write the file
+                os.replace(new, final)
+        except OSError as error:
+            raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
+        finally:
+            if scratch:
+                shutil.rmtree(scratch, ignore_errors=True)

@@ -10,13 +10,14 @@ import os
 import platform
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import IO
+
+from onepass.backends.compilation import print_to_terminal
 
 try:
     import fcntl
@@ -175,13 +176,6 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
     return True
-
-
-def print_to_terminal(text: str) -> None:
-    """Print to stderr, but only if stderr is a terminal, so that logs stay free of progress messages."""
-    with suppress(AttributeError, OSError, ValueError):  # stderr may be missing or closed
-        if sys.stderr.isatty():
-            print(text, end="", file=sys.stderr, flush=True)
 
 
 def scratch_prefix() -> str:

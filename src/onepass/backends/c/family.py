@@ -9,11 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from onepass.backends.compilation import need
 from onepass.backends.cost import torch_cost
 from onepass.backends.family import Backward, Direction, Family, Forward, Launches, TrainingBackward, TrainingForward
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
+LIBRARY = "the CPU kernels"
 DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -53,6 +55,7 @@ class C(Family):
             if reason.first:
                 warnings.warn(f"onepass works without its C kernels in this process: {reason} (ONEPASS_CPU=off hides this)", stacklevel=2)
             return str(reason)
+        need(LIBRARY)
         return ""
 
     def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from onepass.backends.compilation import need
 from onepass.core.memory import require_memory
 
 from .descriptor import Descriptor
@@ -56,7 +57,9 @@ class Kernel:
 
         Raises NotResident if the programs must run at the same time, and cannot on this device.
         """
-        kernel = loaded(self.source(aligned), device)
+        source = self.source(aligned)
+        need((source, device))
+        kernel = loaded(source, device)
         if self.cooperative:
             require_coresident(kernel, self.programs, device)
         return kernel.run, kernel.function, kernel.packed_metadata

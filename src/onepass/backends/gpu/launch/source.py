@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -10,6 +13,8 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from onepass.backends.compilation import LOGGER, Compilation
 
 from .signature import Path, runtime_types
 
@@ -28,8 +33,10 @@ class Source(NamedTuple):
     max_registers: int = 0  # the most registers per thread; 0 means no limit
     pdl: bool = False  # programmatic dependent launch: the kernel starts while the previous one runs, and waits for its results
 
-    def compile(self, target: GPUTarget | None = None) -> Any:
+    def compile(self, target: GPUTarget | None = None, begin: Callable[[], None] = lambda: None) -> Any:
         """Return the kernel, compiled for `target`, or for the current GPU if that is None.
+
+        `begin` is called before the compiler starts, and not if Triton's cache has the kernel.
 
         The kernel's launcher takes all values that are not constants in one flat list, not in NamedTuples.
         """
@@ -38,6 +45,13 @@ class Source(NamedTuple):
         if self.function.is_gluon():
             from onepass.backends.gpu.ring.gluon import GluonASTSource as language
         source = language(self.function, dict(self.types), dict(self.constants), attributes)
+        make_ir = source.make_ir  # the first step of Triton's compiler, after it has looked into its cache
+
+        def begin_and_make_ir(*args: Any, **kwargs: Any) -> Any:
+            begin()
+            return make_ir(*args, **kwargs)
+
+        source.make_ir = begin_and_make_ir
         kernel: Any = triton.compile(source, target=target, options=self._options())
         # Triton makes the launcher from kernel.src. With nested arguments, a launch takes 14 us of CPU time, with a flat
         # list less than 3 us.
@@ -60,6 +74,30 @@ class Source(NamedTuple):
 @cache
 def loaded(source: Source, device: int) -> Any:
     """Return the compiled kernel of a source, loaded on the current device. `device` is the number of that device."""
-    kernel = source.compile()
-    kernel._init_handles()
+    try:
+        return _load(source)
+    except OSError as error:
+        with _temporary_cache(error):
+            return _load(source)
+
+
+def _load(source: Source) -> Any:
+    line = "compiling GPU kernels, once per machine (some seconds each)"
+    with Compilation(f"the GPU kernel {source.function.__name__}", line) as compilation:
+        kernel = source.compile(begin=compilation.begin)
+        kernel._init_handles()  # Triton 3.6 compiles a launcher in C here, unless its cache has one
     return kernel
+
+
+@contextmanager
+def _temporary_cache(error: OSError) -> Iterator[None]:
+    """Let Triton write to a temporary folder, since its cache lacks a kernel and cannot be written. Loaded kernels need no files."""
+    _warn_once(f"Triton's cache {knobs.cache.dir} lacks a kernel and cannot be written ({error}), so every process compiles it again")
+    with knobs.cache.scope(), tempfile.TemporaryDirectory(prefix="onepass-") as folder:
+        knobs.cache.dir = folder
+        yield
+
+
+@cache
+def _warn_once(message: str) -> None:
+    LOGGER.warning("%s; run onepass.precompile where TRITON_CACHE_DIR can be written, or set it to another folder", message)

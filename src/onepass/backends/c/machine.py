@@ -1,0 +1,34 @@
+"""For which CPUs the C kernels are compiled: for this one, or for all of the level in $ONEPASS_MARCH."""
+
+from __future__ import annotations
+
+import os
+
+from .cache import Unavailable
+
+NATIVE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
+
+
+# The levels of the x86-64 psABI, and for each the features that Linux lists for a CPU that has it.
+_V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
+_V3 = (*_V2, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
+_V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+LEVELS = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4, "armv8-a": ()}
+
+
+def level() -> str:
+    """Return the level in $ONEPASS_MARCH, or "" if the kernels are for this CPU only."""
+    value = os.environ.get("ONEPASS_MARCH", "")
+    if value and value not in LEVELS:
+        raise Unavailable(f"ONEPASS_MARCH={value!r}, expected one of {', '.join(LEVELS)}, or nothing for this machine's own CPU")
+    return value
+
+
+def check_level(name: str, cpu: str) -> None:
+    """Raise unless a CPU has the features of a level. `cpu` is its description in /proc/cpuinfo.
+
+    Otherwise the first call of a kernel would end the process.
+    """
+    missing = sorted(set(LEVELS[name]) - set(cpu.split()))
+    if missing:
+        raise Unavailable(f"ONEPASS_MARCH={name}, but this CPU lacks {', '.join(missing)}: set a lower level")
