@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from onepass.patching import patch, register, unpatch
     from onepass.planning.explain import explain
     from onepass.planning.options import CannotForce, batch_invariant, force
+    from onepass.precompiling import precompile
 
 __version__ = "0.1.0"
 __all__ = [
-    "CannotForce", "NormSpec", "__version__", "batch_invariant", "custom_norm", "explain", "force", "functional", "nn", "patch", "register",
-    "unpatch",
+    "CannotForce", "NormSpec", "__version__", "batch_invariant", "custom_norm", "explain", "force", "functional", "nn", "patch",
+    "precompile", "register", "unpatch",
 ]  # fmt: skip
 
 # For each public name, the module from which it is imported when it is first used.
@@ -28,6 +29,7 @@ _HOME = {
     "batch_invariant": "onepass.planning.options",
     "force": "onepass.planning.options",
     "patch": "onepass.patching",
+    "precompile": "onepass.precompiling",
     "register": "onepass.patching",
     "unpatch": "onepass.patching",
 }

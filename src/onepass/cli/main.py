@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from onepass import __version__
 
-from . import bench, demo, doctor, patch, run, verify
+from . import bench, demo, doctor, patch, precompile, run, verify
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("verify", verify, "check every case on every kernel family against two float64 oracles; run this on new hardware"),
         ("run", run, "run one problem of your choice"),
         ("patch", patch, "show what onepass.patch does to your model"),
+        ("precompile", precompile, "compile the kernels of your model ahead of time"),
         ("bench", bench, "measure every row of the suite, and compare with torch and with the speed of a copy"),
     ):
         command.add_arguments(commands.add_parser(name, help=help))

@@ -71,6 +71,20 @@ def remember(kind: Kind, found: Launchers) -> None:
     _known[kind] = found
 
 
+def known() -> list[Launchers]:
+    """Return the launchers in the cache, each once."""
+    return list({id(found): found for found in _known.values()}.values())
+
+
+def why_no_library() -> str:
+    """Return why known calls run without the C kernels, although they planned to use them, or ""."""
+    for found in known():
+        reason = found._described.no_c
+        if reason != describe(found.device).no_c:
+            return reason
+    return ""
+
+
 def plan_launchable(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
     """Return the plan of the forward, and the Device it was made for.
 
