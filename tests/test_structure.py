@@ -26,7 +26,8 @@ ALLOWED: dict[str, set[str]] = {
     "functional": {"dispatch", "check", "core"},
     "nn": {"functional", "check"},
     "patching": {"nn", "functional", "core"},
-    "onepass": {"functional", "nn", "patching", "planning", "core"},
+    "precompiling": {"patching", "dispatch", "backends"},
+    "onepass": {"functional", "nn", "patching", "precompiling", "planning", "core"},
     "verify": {"onepass", "functional", "nn", "dispatch", "planning", "backends", "check", "core"},
     "bench": {"verify", "onepass", "planning", "core"},
 }

@@ -20,6 +20,7 @@ from .run import shape
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # The inputs are a tensor, a tuple of arguments, or a dictionary of keyword arguments.
     factory.add_arguments(parser, "the model, or (model, example inputs)")
     parser.add_argument(
         "--shape", action="append", type=shape, help="shape of an input, if the factory returns none; repeat it for more inputs"

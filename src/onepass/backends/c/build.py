@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
@@ -93,25 +92,26 @@ def _load_or_compile() -> ctypes.CDLL:
         try:
             return _compile_locked(find_compiler(), folder, path)
         except Unavailable as error:
-            other = _load_variant(folder, directory, key)
-            if other is None:
-                raise Unavailable(f"{error}; {unusable}" if str(unusable) else str(error)) from None
-            LOGGER.info("using %s, since %s", other._name, error)
-            return other
+            return _load_variant(folder, directory, key, "; ".join(filter(None, map(str, (error, unusable)))))
     finally:
         os.close(folder)
 
 
-def _load_variant(folder: int, directory: Path, key: str) -> ctypes.CDLL | None:
-    """Return a library that another compiler made from the same sources for the same CPU, or None if there is none.
+def _load_variant(folder: int, directory: Path, key: str, reason: str) -> ctypes.CDLL:
+    """Return a library that another compiler made from the same sources for the same CPU. Raise the reason if there is none.
 
     A container image may have such a library, but no compiler and no folder to write to.
     """
     for name in sorted(os.listdir(folder)):
         if name.startswith(f"cpu-{key}-") and name.endswith(".so"):
-            with suppress(Unavailable):
-                return load(folder, directory / name)
-    return None
+            try:
+                found = load(folder, directory / name)
+            except Unavailable as error:
+                reason += f"; {error}" if str(error) not in reason else ""
+            else:
+                LOGGER.info("using %s, since %s", found._name, reason)
+                return found
+    raise Unavailable(reason)
 
 
 def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:

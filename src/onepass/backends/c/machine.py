@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import platform
 
 from .cache import Unavailable
 
 NATIVE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
-# The levels of the x86-64 psABI, and for each the features that Linux lists for a CPU that has it.
+# The levels of the x86-64 psABI, and the first of Arm's, which every 64-bit Arm CPU has. For each level: the features that Linux
+# lists for a CPU that has it.
 _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -18,9 +20,10 @@ LEVELS = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4, "a
 
 def level() -> str:
     """Return the level in $ONEPASS_MARCH, or "" if the kernels are for this CPU only."""
-    value = os.environ.get("ONEPASS_MARCH", "")
-    if value and value not in LEVELS:
-        raise Unavailable(f"ONEPASS_MARCH={value!r}, expected one of {', '.join(LEVELS)}, or nothing for this machine's own CPU")
+    value, machine = os.environ.get("ONEPASS_MARCH", ""), platform.machine()
+    fitting = [name for name in LEVELS if name.startswith("arm") == (machine in ("aarch64", "arm64"))]
+    if value and value not in fitting:
+        raise Unavailable(f"ONEPASS_MARCH={value!r}, expected one of {', '.join(fitting)}, or nothing for the CPU of this machine")
     return value
 
 
@@ -31,4 +34,4 @@ def check_level(name: str, cpu: str) -> None:
     """
     missing = sorted(set(LEVELS[name]) - set(cpu.split()))
     if missing:
-        raise Unavailable(f"ONEPASS_MARCH={name}, but this CPU lacks {', '.join(missing)}: set a lower level")
+        raise Unavailable(f"ONEPASS_MARCH={name}, but this CPU lacks {', '.join(missing)}: set a lower level, and compile again")

@@ -92,7 +92,9 @@ def _load(source: Source) -> Any:
 @contextmanager
 def _temporary_cache(error: OSError) -> Iterator[None]:
     """Let Triton write to a temporary folder, since its cache lacks a kernel and cannot be written. Loaded kernels need no files."""
-    _warn_once(f"Triton's cache {knobs.cache.dir} lacks a kernel and cannot be written ({error}), so every process compiles it again")
+    _warn_once(
+        f"Triton's cache {knobs.cache.dir} lacks a kernel and cannot be written ({error.strerror}), so every process compiles it again"
+    )
     with knobs.cache.scope(), tempfile.TemporaryDirectory(prefix="onepass-") as folder:
         knobs.cache.dir = folder
         yield
