@@ -229,7 +229,7 @@ def test_norms_that_leave_the_call_to_torch_are_noted(monkeypatch):
 
 @pytest.mark.parametrize("wrong", [nn.LayerNorm, lambda x: x, "model"])
 def test_no_module(wrong):
-    with pytest.raises(TypeError, match="model must be a torch.nn.Module, not"):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, not"):
         onepass.precompile(wrong, torch.randn(4, 8))
 
 
@@ -239,7 +239,7 @@ def test_no_inputs():
 
 
 def test_a_lazy_model():
-    with pytest.raises(ValueError, match="'0.weight' without a shape yet"):
+    with pytest.raises(ValueError, match=r"'0\.weight' without a shape yet"):
         onepass.precompile(nn.Sequential(nn.LazyLinear(8), onepass.nn.LayerNorm(8)), torch.randn(4, 8))
 
 

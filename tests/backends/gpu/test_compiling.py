@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -80,7 +79,3 @@ def test_a_kernel_that_such_a_cache_lacks_is_compiled_in_a_temporary_folder(tmp_
     warnings = [line for line in said if line.startswith("WARNING")]
     assert len(warnings) == 1 and "cannot be written (Not a directory)" in warnings[0] and "TRITON_CACHE_DIR" in warnings[0]
     assert not list(temporary.glob("onepass-*"))
-
-
-def test_the_level_is_info():
-    assert logging.getLogger("onepass").level == logging.NOTSET
