@@ -102,4 +102,4 @@ def _why_no_call(model: nn.Module) -> str:
         raise ValueError(
             "model has no norm of onepass, and its forward called none, so there is nothing to compile: call onepass.patch(model) first"
         )
-    return "no norm of onepass ran: for inputs of this size and kind, patched norms run their original forward"
+    return "no norm of onepass ran; a patched norm runs its original forward for inputs for which that is faster"
