@@ -1,5 +1,6 @@
 """Who computes a norm in a compiled graph, and what patched modules add to it."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -74,9 +75,8 @@ def norms_in_graph(function, *args):
         compiled.fuse_neighbours(module.graph)
         compiled_choice.give_back(module.graph)
         module.recompile()
-        found.extend(
-            str(getattr(n.target, "__name__", n.target)).removesuffix(".default") for n in module.graph.nodes if "norm" in str(n.target)
-        )
+        targets = [str(getattr(node.target, "__name__", node.target)) for node in module.graph.nodes]
+        found.extend(name.removesuffix(".default") for name in targets if "norm" in name)
         return module.forward
 
     torch._dynamo.reset()
@@ -172,8 +172,6 @@ print(sorted(counters["inductor"].items()), sum("onepass" in str(finder) for fin
 @pytest.mark.skipif(not shutil.which("g++"), reason="inductor needs a C++ compiler")
 def test_importing_onepass_changes_nothing_for_torch_compile(tmp_path):
     """A process without onepass fills inductor's cache. One that imports onepass finds the entry."""
-    import os
-
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     codes = [IMPORT.format(first=first) for first in ("", "import onepass")]
     runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True) for code in codes]
