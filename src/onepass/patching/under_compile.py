@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
 
 compiling = torch.compiler.is_dynamo_compiling
 
@@ -27,15 +27,37 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
     Where torch.compile meets this method inside of a model, it traces `original` in its place (`_torchdynamo_inline`). Where the
     method is the first that a compiled model calls, torch.compile skips it, so that it starts with `original`.
     """
-
-    @wraps(original)
-    def either(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if compiling() or compiler_is_active():
-            return original(self, *args, **kwargs)
-        return method(self, *args, **kwargs)
-
-    traced: Any = either
-    traced._torchdynamo_inline = original
+    made: Any = _with_closure_of(original)
+    made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), "_method": method, "_original": original}
+    made.__defaults__ = getattr(original, "__defaults__", None)  # not used by calls, since `either` requires only self
+    made = wraps(original)(made)
+    made._torchdynamo_inline = original
     if _eval_frame is not None:
-        _eval_frame.set_code_exec_strategy(traced.__code__, _skip)
+        _eval_frame.set_code_exec_strategy(made.__code__, _skip)
+    return made
+
+
+_SOURCE = """
+def make({names}):
+    def either(self, *args, _method, _original, **kwargs):
+        if 0:
+            {names} self
+        if compiling() or compiler_is_active():
+            return _original(self, *args, **kwargs)
+        return _method(self, *args, **kwargs)
     return either
+"""
+
+
+def _with_closure_of(original: Any) -> FunctionType:
+    """Return the function `either`, with the closure of `original`.
+
+    torch.compile traces `original`, but its guards read the closure, like the defaults, of the function that they find in the
+    class.
+    """
+    names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
+    scope = {"compiling": compiling, "compiler_is_active": compiler_is_active, "__name__": __name__}
+    exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
+    either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
+    assert either.__code__.co_freevars == names
+    return FunctionType(either.__code__, scope, "either", None, original.__closure__ if names else None)

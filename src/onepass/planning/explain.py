@@ -16,6 +16,7 @@ from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.problem import NormProblem
 
 from .choose import Plan, plan
+from .compiled import choose
 from .options import CannotForce, Options, current_options, options_in_context
 from .registry import FAMILIES, family_named
 
@@ -75,7 +76,16 @@ class Explanation:
             parts += [("", f"not {names}: {reason}") for names, reason in grouped(self._unable(chosen))]
             able = ", ".join(self._able(chosen))
             parts += [("", f"not {able}: {self._why_chosen(chosen)}")] if able else []
+        parts += self._compiled()
         return "\n".join(f"{title:9} {text}" for title, text in parts)
+
+    def _compiled(self) -> list[tuple[str, str]]:
+        """Return who would compute the norm under torch.compile, where it has no neighbours that inductor could fuse."""
+        p = self.problem
+        if p.x is None or p.given or p.scale or p.shift or p.spec.mix or p.from_y or p.spec.weight_offset:
+            return []  # these stay with onepass
+        inference, training = (choose(p, self.device, self.options, training) for training in (False, True))
+        return [("compiled", f"without neighbours to fuse, by {inference}"), ("", f"in training, by {training}")]
 
     def _unable(self, chosen: Plan) -> Iterator[tuple[str, str]]:
         """Yield (name, reasons) for each family that the planner could not choose."""
