@@ -16,6 +16,7 @@ from onepass.core import norms
 from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.problem import bind
 from onepass.dispatch import compiled, compiled_choice
+from onepass.patching.under_compile import original_when_compiling
 from onepass.planning.compiled import choose
 from onepass.planning.options import DEFAULT
 
@@ -157,33 +158,20 @@ def test_a_patched_model_adds_no_guards():
     assert sum("TYPE_MATCH" in line for line in after) == sum("TYPE_MATCH" in line for line in before) > 3
 
 
-def scaled(factor):
-    def decorate(forward):
-        def scale(self, x, *, and_by=2.0, unused=None):
-            return forward(self, x) * factor * and_by
+def test_a_method_with_a_closure_and_defaults():
+    factor, offset = 7.0, 9.0
 
-        return scale
+    class Original(nn.Module):
+        def forward(self, x, y=1, *, z=2):
+            return (x * factor + offset * y + z) if super().extra_repr() == "" else None
 
-    return decorate
-
-
-class Decorated(Blocks):
-    @scaled(3)
-    def forward(self, x, residual=True):
-        h = self.act(self.first(x))
-        return self.second(h + x if residual else h)
-
-
-def test_a_patched_method_with_a_closure_and_defaults():
-    model, x = Decorated(), torch.randn(2, 8, 4, 4)
-    expected = model(x)
-    onepass.patch(model)
+    forward = original_when_compiling(lambda self, x, **_: x, Original.forward)
+    model, x = type("Patched", (Original,), {"forward": forward})(), torch.ones(2)
     torch._dynamo.reset()
-    compiled_model = torch.compile(model, backend="eager", fullgraph=True)
-    for _ in range(2):
-        torch.testing.assert_close(compiled_model(x), expected)
-        torch.testing.assert_close(model(x), expected)
-        torch.testing.assert_close(compiled_model(x, and_by=4.0), 2 * expected)
+    for compiled_model in (torch.compile(model, backend="eager", fullgraph=True), torch.compile(nn.Sequential(model), backend="eager")):
+        torch.testing.assert_close(compiled_model(x), 18 * x)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x, z=3), 19 * x)
+    assert model(x, z=3) is x
 
 
 IMPORT = """
