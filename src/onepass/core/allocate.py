@@ -24,7 +24,8 @@ _on_cpu: Callable[..., Tensor] | None = getattr(_guards, "_empty_strided_cpu", N
 _on_cuda: Callable[..., Tensor] | None = getattr(_guards, "_empty_strided_cuda", None) if torch.version.cuda else None
 
 
-_fills_memory: Callable[[], bool] = torch._C._get_deterministic_algorithms  # pyright: ignore[reportAttributeAccessIssue]
+# Whether torch fills new tensors, as its deterministic mode does. The functions above do not.
+fills_memory: Callable[[], bool] = torch._C._get_deterministic_algorithms  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -32,13 +33,18 @@ def on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
 
     Example: `on_cpu((4, 8), (8, 1), torch.float32)`
     """
-    if _on_cpu is None or _fills_memory():  # torch's deterministic mode fills new tensors, `_on_cpu` does not
+    if _on_cpu is None or fills_memory():
         return torch.empty_strided(shape, stride, dtype=dtype, device=_CPU)
     return _on_cpu(shape, stride, dtype)
 
 
 def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor on the current GPU."""
-    if _on_cuda is None or _fills_memory():
+    if _on_cuda is None or fills_memory():
         return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
     return _on_cuda(shape, stride, dtype)
+
+
+def on_current_gpu_unfilled() -> Callable[..., Tensor]:
+    """Return the fastest function that does what `on_current_gpu` does unless `fills_memory()`."""
+    return _on_cuda or on_current_gpu

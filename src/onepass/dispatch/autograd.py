@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from onepass.check.saved import PLAIN_SAVED_NAMES, SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core import reference
@@ -16,7 +18,7 @@ from onepass.core.spec import NormSpec
 from onepass.core.statistics import unpack
 
 from .launchers import OPERAND_NAMES, Launchers
-from .route import DIRECT, OP, REFERENCE, route_backward
+from .route import DIRECT, OP, REFERENCE, compiling, grad_enabled, route_backward
 
 Update = Callable[[Result], None]  # updates running statistics from the result of a forward
 
@@ -104,24 +106,54 @@ class PlainNorm(torch.autograd.Function):
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         if dy is None:
             return None, None, None, None
-        launchers, needs, unpacked = ctx.launchers, ctx.needs_input_grad[1:], ctx.saved_tensors
-        way, problem = route_backward(dy, *unpacked), launchers.problem
-        tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved)
-        x, weight, bias, stats = tensors
-        bias = weight if launchers.drops_bias else bias
-        check_gradient("dy", dy, problem, launchers.device)
-        if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == launchers.packed_stride:
-            try:
-                if dy.stride() == problem.y_stride:
-                    return None, *launchers.train_backward(dy, x, weight, bias, stats, needs)
-                require_memory(("dy", *PLAIN_SAVED_NAMES), (dy, *unpacked))
-                saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
-                return None, *launchers.backward(dy, None, saved, Needs(*needs))[:3]
-            except ZeroTensor:
-                pass
-        way = OP if way is DIRECT else way
-        saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
-        return None, *backward_by_spec(way, problem.spec, False, dy, None, saved, Needs(*needs))[:3]
+        launchers, saved = ctx.launchers, ctx.saved_tensors
+        if not (grad_enabled() or compiling() or forward_ad._current_level >= 0):
+            x, weight, bias, stats = saved
+            present = [dy, *[t for t in saved if t is not None]]
+            for same in launchers.checked:
+                if same(*present):
+                    bias = weight if launchers.drops_bias else bias
+                    try:
+                        return None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[1:])
+                    except ZeroTensor:
+                        break
+        return None, *_checked_backward(launchers, dy, saved, ctx.needs_input_grad[1:])
+
+
+def _checked_backward(launchers: Launchers, dy: Tensor, unpacked: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+    """Check what the backward of a PlainNorm got, and compute dx, dweight and dbias. If all is usual, remember what was checked."""
+    way, problem = route_backward(dy, *unpacked), launchers.problem
+    tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved or ())
+    x, weight, bias, stats = tensors
+    bias = weight if launchers.drops_bias else bias
+    check_gradient("dy", dy, problem, launchers.device)
+    if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == launchers.packed_stride:
+        try:
+            if dy.stride() == problem.y_stride:
+                grads = launchers.train_backward(dy, x, weight, bias, stats, needs)  # pyright: ignore[reportOptionalCall]
+                if tensors is unpacked:
+                    launchers.remember_checked([dy, *[t for t in unpacked if t is not None]])
+                return grads
+            require_memory(("dy", *PLAIN_SAVED_NAMES), (dy, *unpacked))
+            saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
+            return launchers.backward(dy, None, saved, Needs(*needs))[:3]
+        except ZeroTensor:
+            pass
+    way = OP if way is DIRECT else way
+    saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
+    return backward_by_spec(way, problem.spec, False, dy, None, saved, Needs(*needs))[:3]
+
+
+def _skip_functorch(function: Any) -> Callable[..., Any]:
+    """Return `function.apply` without its preparations for functorch, which take 10 µs. Callers have seen that no transform is active.
+
+    A backward goes through a Python method of the node, which asks whether the function has a `vjp`. It has none, so that is skipped too.
+    """
+    function._backward_cls.apply = function.backward
+    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+apply_norm, apply_plain_norm = _skip_functorch(Norm), _skip_functorch(PlainNorm)
 
 
 def needs_of(needed: Sequence[bool]) -> Needs:

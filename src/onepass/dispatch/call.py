@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from onepass.check.operands import check_forward
@@ -18,8 +19,9 @@ from onepass.core.spec import NormSpec
 from onepass.planning.options import batch_invariant, options_in_context
 
 from . import library  # noqa: F401, registers the ops
-from .autograd import Norm, PlainNorm, Update, pending_updates
-from .launchers import OPERAND_NAMES, Define, Kind, find, kind_of, prepare, remember
+from .autograd import Update, apply_norm, apply_plain_norm, pending_updates
+from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
+from .recent import find_recent, key_of, note
 from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, has_negative_bit, jit_tracing, route
 
 
@@ -39,42 +41,62 @@ def normalize(
     cache key, so pass a module-level function and not a new lambda in each call. `check` runs before it and may check mean
     and var.
     """
-    # `route(x, weight, bias, mean, var) is not DIRECT`, written out: every call passes here.
-    if (
-        compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
-        or (type(x) is not Tensor and type(x) not in PLAIN) or type(weight) not in PLAIN or type(bias) not in PLAIN
-        or x.is_neg() or (weight is not None and weight.is_neg()) or (bias is not None and bias.is_neg())
-        or (var is not None and (type(mean) not in PLAIN or type(var) not in PLAIN))
-        or (var is not None and (var.is_neg() or (mean is not None and mean.is_neg())))
-    ):  # fmt: skip
+    # `recall(key_of(...), ...)`, written out: every call passes here.
+    if not compiling() and forward_ad._current_level < 0:
+        key = (
+            define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape,
+            weight is None, bias is None, mean is None, var is None,
+        )  # fmt: skip
+        try:
+            for same, launch in find_recent(key, ()):
+                if var is not None or bias is None:
+                    if same(*[t for t in (x, weight, bias, mean, var) if t is not None]):
+                        return launch(x, weight, bias, mean, var)
+                elif same(x, weight, bias):
+                    return launch(x, weight, bias, mean, var)
+        except (RuntimeError, TypeError):
+            pass  # checks follow, and may raise a better error. TypeError: an argument cannot be hashed
+    return _normalize_checked(define, args, x, weight, bias, mean, var, check)
+
+
+def _normalize_checked(
+    define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, check: Callable[[], None]
+) -> Tensor:
+    """As `normalize`, for a call that is not like a recent one. Remember it."""
+    operands = x, weight, bias, mean, var = unwrap_dead_wrappers((x, weight, bias, mean, var))
+    if route(*operands) is not DIRECT:
         check()
-        return normalize_with(define, args, x, weight, bias, mean, var).y
+        return normalize_with(define, args, *operands).y
     try:
         given = None if var is None else (mean is None or (mean.shape, mean.dtype), var.shape, var.dtype)
-        kind = (  # `kind_of(define, args, x, weight, bias, given)`, written out
-            define, args, options_in_context.get(), batch_invariant.on, x.shape, x.stride(), x.dtype, x.is_cpu or x.device,
-            weight is None or weight.shape, weight is None or weight.dtype, bias is None or bias.shape, bias is None or bias.dtype, given,
-        )  # fmt: skip
+        kind = kind_of(define, args, x, weight, bias, given)
         launchers = find(kind)
         if launchers is None:
             check()
             problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None)
             check_forward(problem, x, weight, bias, mean, var, NO_OPTIONAL)
             launchers = prepare(kind, problem, x.device, weight, bias)
-        if grad_enabled() and (
-            x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
-        ):
-            if launchers.train_forward:
-                return PlainNorm.apply(launchers, x, weight, bias)  # pyright: ignore[reportReturnType]
-            return Norm.apply(launchers, False, x, weight, bias, mean, var, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
-        return launchers.infer(x, weight, bias, mean, var)
+        if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias) if t is not None]:
+            launch = _training(launchers)
+        else:
+            launch = launchers.infer
+        y = launch(*operands)
     except ZeroTensor:
-        return _by_spec(OP, define(x, weight, bias, *args), (x, weight, bias, mean, var, *NO_OPTIONAL), False, None).y
+        return _by_spec(OP, define(x, weight, bias, *args), (*operands, *NO_OPTIONAL), False, None).y
     except (RuntimeError, TypeError):
         # The checks raise a better error for what the key misses (a parameter on another device) or cannot hash (a list).
         check()
         define(x, weight, bias, *args)
         raise
+    note(key_of(define, args, x, *[t is None for t in operands[1:]]), operands, launch)
+    return y
+
+
+def _training(launchers: Launchers) -> Callable[..., Tensor]:
+    """Return (x, weight, bias, mean, var) -> y, which autograd can differentiate."""
+    if launchers.train_forward:
+        return lambda x, weight, bias, mean, var: apply_plain_norm(launchers, x, weight, bias)
+    return lambda *operands: apply_norm(launchers, False, *operands, *NO_OPTIONAL)[0]
 
 
 def normalize_and_track(
@@ -110,7 +132,7 @@ def normalize_and_track(
         if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias, *running) if t is not None]:
             if running_mean.requires_grad or running_var.requires_grad:
                 return None
-            return Norm.apply(launchers, update_once, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
+            return apply_norm(launchers, update_once, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
         if launchers.track is not None:
             return launchers.track(x, weight, bias, running_mean, running_var, momentum)
         if min([t.data_ptr() for t in (x, weight, bias) if t is not None]) < LOWEST:
@@ -179,7 +201,7 @@ def normalize_known(
         if launchers is None or has_negative_bit(*operands):
             return None
         if grad_enabled() and True in [t.requires_grad for t in operands if t is not None]:
-            found = Norm.apply(launchers, True, x, weight, bias, None, None, residual, scale, shift, None, None, None, None)
+            found = apply_norm(launchers, True, x, weight, bias, None, None, residual, scale, shift, None, None, None, None)
             return found[0], found[4]  # pyright: ignore[reportOptionalSubscript]
         return launchers.infer_extras(*operands)
     except (RuntimeError, TypeError):  # TypeError: an argument cannot be hashed
@@ -226,7 +248,7 @@ def normalize_with(
             remember(_extras_kind(define, args, x, weight, bias, *optional[:3]), launchers)  # for `normalize_known`
     try:
         if grad_enabled() and True in [t.requires_grad for t in present]:
-            return Result(*Norm.apply(launchers, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+            return Result(*apply_norm(launchers, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
         if min([t.data_ptr() for t in present]) < LOWEST:
             require_memory(OPERAND_NAMES, operands)
         launch = launchers.forward if stats or track else launchers.forward_without_statistics

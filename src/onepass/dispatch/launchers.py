@@ -7,6 +7,7 @@ strides, dtypes and devices of its tensors. Calls of the same kind share their L
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +27,8 @@ from onepass.planning.explain import ExplainRequested
 from onepass.planning.options import Options, batch_invariant, current_options, options_in_context
 from onepass.planning.registry import family_named
 
+from .recent import MAX_VARIANTS, Same, forget_recent, same_as
+
 Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it checks its arguments
 Kind = tuple[Any, ...]
 
@@ -34,7 +37,12 @@ MAX_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes d
 
 _known: dict[Kind, Launchers] = {}
 find = _known.get
-forget_all = _known.clear
+
+
+def forget_all() -> None:
+    """Forget all kinds of calls."""
+    _known.clear()
+    forget_recent()
 
 
 def kind_of(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, others: Any) -> Kind:
@@ -67,7 +75,7 @@ def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tens
 def remember(kind: Kind, found: Launchers) -> None:
     """Add launchers to the cache."""
     if len(_known) >= MAX_KINDS:
-        _known.clear()
+        forget_all()
     _known[kind] = found
 
 
@@ -119,9 +127,20 @@ class Launchers:
         self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of the saved x
         self.packed_stride = packed_stride(problem)  # the strides of the tensor that holds mean and rstd
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
+        self.checked: tuple[Same, ...] = ()  # recognize tensors of a backward that were checked, in several variants
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
         self._family = family_named(self.plan.family)
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Make the device of the call current: some families compile launchers for the current device."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def remember_checked(self, tensors: Sequence[Tensor]) -> None:
+        """Remember tensors that a backward of this kind has checked: later ones that are like them need no check."""
+        same = same_as(tensors)
+        if same is not None:
+            self.checked = (same, *self.checked[: MAX_VARIANTS - 1])
 
     @cached_property
     def forward(self) -> Forward:
@@ -150,7 +169,8 @@ class Launchers:
     @cached_property
     def infer(self) -> Callable[..., Tensor]:
         """(x, weight, bias, mean, var) -> y, without optional operands and statistics."""
-        launch = self._family.infer(self.problem, self.plan.launches)
+        with self._on_device():
+            launch = self._family.infer(self.problem, self.plan.launches)
         if launch and self._family.checks_memory:
             return launch
 
@@ -164,7 +184,8 @@ class Launchers:
     @cached_property
     def infer_extras(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """(x, weight, bias, residual, scale, shift) -> (y, x + residual), without statistics."""
-        launch = self._family.infer_extras(self.problem, self.plan.launches)
+        with self._on_device():
+            launch = self._family.infer_extras(self.problem, self.plan.launches)
         if launch:
             return launch
 
@@ -180,7 +201,8 @@ class Launchers:
     @cached_property
     def track(self) -> Callable[..., Tensor] | None:
         """(x, weight, bias, running_mean, running_var, momentum) -> y, with running statistics updated; None if the family cannot."""
-        return self._family.track(self.problem, self.plan.launches)
+        with self._on_device():
+            return self._family.track(self.problem, self.plan.launches)
 
     @cached_property
     def backward_plan(self) -> Plan:
@@ -194,7 +216,8 @@ class Launchers:
     @cached_property
     def train_forward(self) -> TrainingForward | None:
         """(x, weight, bias) -> (y, mean and rstd in one tensor), with less host time; None without a `train_backward`."""
-        return self._family.train_forward(self.problem, self.plan.launches) if self.train_backward else None
+        with self._on_device():
+            return self._family.train_forward(self.problem, self.plan.launches) if self.train_backward else None
 
     @cached_property
     def train_backward(self) -> TrainingBackward | None:

@@ -5,7 +5,8 @@ Programs store partial gradients of parameters, called cells. A later launch add
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from onepass.backends.family import Backward, Launches, TrainingBackward
 from onepass.backends.gpu.launch.chain import Chain, Part, pack
 from onepass.backends.gpu.launch.chain import Step as ChainStep
 from onepass.backends.gpu.launch.kernel import Kernel, dense
+from onepass.backends.gpu.launch.prepared import New, prepared
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS, BackwardLaunch, BackwardOptions, needs_set_sums
 from onepass.backends.gpu.partials.parameters import maps
@@ -134,47 +136,51 @@ def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward
         return None
     if _has_sets_of_one(problem):
         return None
-    made: dict[tuple[bool, ...], Chain] = {}
-    shape, stride, dtype, count, second = (
-        problem.shape,
-        problem.y_stride,
-        problem.dtype,
-        prod(problem.stat_shape),
-        packed_stride(problem)[0],
-    )
-    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
-
-    def chain_for(needs: tuple[bool, ...]) -> Chain:
-        steps, workspace, gradients, _ = _steps(problem, launches, Needs(*needs), False)
-        names = ["x", "dy", "statistics", *["weight"] * bool(problem.weight), *["bias"] * bool(problem.bias)]
-        made[needs] = chain = Chain(steps, names, gradients, workspace, parts)
-        return chain
+    made: dict[tuple[bool, ...], Callable[..., tuple[Tensor | None, ...]]] = {}
 
     def launch(
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
     ) -> tuple[Tensor | None, ...]:
+        run = made.get(needs)
+        if run is None:
+            with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+                run = made[needs] = _train_backward(problem, launches, needs, weight, bias)
+        return run(dy, x, weight, bias, statistics)
+
+    return launch
+
+
+def _train_backward(
+    problem: NormProblem, launches: Launches, needs: tuple[bool, ...], weight: Tensor | None, bias: Tensor | None
+) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Return the launcher (dy, x, weight, bias, statistics) -> dx, dweight, dbias of these gradients, for the current device.
+
+    Later weights and biases have the shapes and dtypes of those given here, because a launcher serves one kind of call.
+    """
+    steps, workspace, gradients, _ = _steps(problem, launches, Needs(*needs), False)
+    count, second = prod(problem.stat_shape), packed_stride(problem)[0]
+    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
+    names = ["x", "dy", "statistics", *["weight"] * bool(problem.weight), *["bias"] * bool(problem.bias)]
+    chain = Chain(steps, names, gradients, workspace, parts)
+
+    def careful(dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor) -> tuple[Tensor | None, ...]:
         device = x.get_device()
         if device != current_device():
             with torch.cuda.device(device):
-                return launch(dy, x, weight, bias, statistics, needs)
-        inputs, outputs, dx, dweight, dbias = [x, dy, statistics], [], None, None, None
-        if needs[0]:
-            dx = allocate(shape, stride, dtype)
-            outputs.append(dx)
-        if weight is not None:
-            inputs.append(weight if weight.is_contiguous() else dense(weight))
-            if needs[1]:
-                dweight = new_gradient(inputs[-1])
-                outputs.append(dweight)
-        if bias is not None:
-            inputs.append(bias if bias.is_contiguous() else dense(bias))
-            if needs[2]:
-                dbias = new_gradient(inputs[-1])
-                outputs.append(dbias)
-        (made.get(needs) or chain_for(needs)).launch(device, inputs, outputs)
-        return dx, dweight, dbias
+                return careful(dy, x, weight, bias, statistics)
+        params = [dense(t) for t in (weight, bias)]
+        dx = allocate(problem.shape, problem.y_stride, problem.dtype) if needs[0] else None
+        grads = dx, *[new_gradient(t) if needed and t is not None else None for t, needed in zip(params, needs[1:])]
+        chain.launch(device, [t for t in (x, dy, statistics, *params) if t is not None], [t for t in grads if t is not None])
+        return grads
 
-    return launch
+    outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
+    for name, param in (("dweight", weight), ("dbias", bias)):
+        if param is not None:
+            outputs[name] = New(tuple(param.shape), dense(param).stride(), param.dtype)
+    returned = ", ".join(name if name in gradients else "None" for name in ("dx", "dweight", "dbias"))
+    outputs = {name: new for name, new in outputs.items() if name in gradients}
+    return prepared(chain, ("dy", "x", "weight", "bias", "statistics"), outputs, returned, careful)
 
 
 def new_gradient(param: Tensor) -> Tensor:

@@ -14,14 +14,15 @@ from onepass.backends.gpu.launch.chain import DESCRIPTOR, Chain, Part, Step
 from onepass.backends.gpu.launch.counters import Counters
 from onepass.backends.gpu.launch.kernel import Kernel, dense
 from onepass.backends.gpu.launch.occupancy import NotResident
+from onepass.backends.gpu.launch.prepared import Layout, New, prepared
 from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.source import INTERPRETED
-from onepass.backends.gpu.launch.stream import Stream, allocate, current_device, current_raw_stream
+from onepass.backends.gpu.launch.stream import allocate, current_device, current_raw_stream
 from onepass.backends.gpu.ring.launch import RESET
 from onepass.core.memory import require_memory
 from onepass.core.mixing import mix_statistics
 from onepass.core.moments import Moments
-from onepass.core.operands import OptionalOperands, Result
+from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
 from onepass.core.problem import NormProblem
 from onepass.core.statistics import packed_shape, packed_stride
 from onepass.core.view import laid_out
@@ -87,62 +88,35 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
     """Return a launcher of y alone. Return None if x must be copied or added to a residual, or with a modulation or a mix."""
-    if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix or launches[0].needs_aligned_x:
+    if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix:
         return None
-    chain, shape, stride, dtype = _chain(problem, launches, (), False), problem.shape, problem.y_stride, problem.dtype
-    given, counters = problem.given, launches[0].counters
+    general = forward(problem, launches, False)
 
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
-        device = x.get_device()
-        if device != current_device():
-            with torch.cuda.device(device):
-                return launch(x, weight, bias, mean, var)
-        inputs, outputs = [x], [allocate(shape, stride, dtype)]
-        if weight is not None:
-            inputs.append(weight if weight.is_contiguous() else dense(weight))
-        if bias is not None:
-            inputs.append(bias if bias.is_contiguous() else dense(bias))
-        if given:
-            inputs += [t for t in (statistic(mean, problem), statistic(var, problem)) if t is not None]
-        if counters:
-            outputs += _counters(launches, device)
-        chain.launch(device, inputs, outputs)
-        return outputs[0]
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        return general(x, weight, bias, mean, var, NO_OPTIONAL).y
 
-    return launch
+    chain, names = _chain(problem, launches, (), False), ("x", "weight", "bias", "mean", "var")
+    given = Layout(problem.stat_stride, problem.stat_shape, torch.float32)
+    layouts = {"mean": given, "var": given} if problem.given else None
+    return prepared(chain, names, {"y": _like_y(problem)}, "y", careful, layouts, _counters_of(launches))
 
 
 def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
     """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, x + residual), or None if `forward` must prepare x."""
-    if problem.copied or problem.given or problem.spec.mix or launches[0].needs_aligned_x:
+    if problem.copied or problem.given or problem.spec.mix:
         return None
-    adds, counters, general = problem.addends is not None, launches[0].counters, forward(problem, launches, False)
-    chain = _chain(problem, launches, (), False, residual=adds)
-    shape, stride, y_stride, dtype = problem.shape, problem.stride, problem.y_stride, problem.dtype
+    adds, general = problem.addends is not None, forward(problem, launches, False)
 
-    def launch(x: Tensor, *others: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        device, (weight, bias, residual, scale, shift) = x.get_device(), others
-        if device != current_device():
-            with torch.cuda.device(device):
-                return launch(x, *others)
-        if residual is not None and not x.stride() == residual.stride() == stride:
-            require_memory(("input", "residual"), (x, residual))
-            result = general(x, weight, bias, None, None, OptionalOperands(residual, scale, shift))
-            return result.y, result.sum
-        y, total = allocate(shape, y_stride, dtype), None
-        inputs, outputs = [x] if residual is None else [x, residual], [y]
-        for param in (weight, bias, scale, shift):
-            if param is not None:
-                inputs.append(param if param.is_contiguous() else dense(param))
-        if counters:
-            outputs += _counters(launches, device)
-        if adds:
-            total = allocate(shape, stride, dtype)
-            outputs.append(total)
-        chain.launch(device, inputs, outputs)
-        return y, total
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, *extras: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        require_memory(("input", "weight", "bias", "residual", "scale", "shift"), (x, weight, bias, *extras))
+        result = general(x, weight, bias, None, None, OptionalOperands(*extras))
+        return result.y, result.sum
 
-    return launch
+    chain, names = _chain(problem, launches, (), False, residual=adds), ("x", "weight", "bias", "residual", "scale", "shift")
+    total = New(problem.shape, problem.stride, problem.dtype)
+    outputs = {"y": _like_y(problem), "sum": total} if adds else {"y": _like_y(problem)}
+    layouts = {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else None
+    return prepared(chain, names, outputs, "y, sum" if adds else "y, None", careful, layouts, _counters_of(launches))
 
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
@@ -151,29 +125,22 @@ def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward |
         return None
     if problem.copied:
         return None
-    count, shape, stride = prod(problem.stat_shape), packed_shape(problem), packed_stride(problem)
-    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", stride[0], stride[0] + count)}
-    names, y_shape, y_stride, dtype = ["y", "statistics"], problem.shape, problem.y_stride, problem.dtype
-    chain = _chain_of(problem, launches, kernels(problem, launches), ["x", *_parameters(problem)], names, parts=parts)
-    counters, aligned = launches[0].counters, launches[0].needs_aligned_x
+    count, second = prod(problem.stat_shape), packed_stride(problem)[0]
+    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
+    outputs = {"y": _like_y(problem), "statistics": New(packed_shape(problem), packed_stride(problem), torch.float32)}
+    chain = _chain_of(problem, launches, kernels(problem, launches), ["x", *_parameters(problem)], list(outputs), parts=parts)
 
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
         device = x.get_device()
         if device != current_device():
             with torch.cuda.device(device):
-                return launch(x, weight, bias)
-        y, statistics = allocate(y_shape, y_stride, dtype), allocate(shape, stride, torch.float32)
-        inputs, outputs = [_readable(problem, launches, x) if aligned else x], [y, statistics]
-        if weight is not None:
-            inputs.append(weight if weight.is_contiguous() else dense(weight))
-        if bias is not None:
-            inputs.append(bias if bias.is_contiguous() else dense(bias))
-        if counters:
-            outputs += _counters(launches, device)
-        chain.launch(device, inputs, outputs)
+                return careful(x, weight, bias)
+        y, statistics = (allocate(*new) for new in outputs.values())
+        inputs = [_readable(problem, launches, x), *[dense(t) for t in (weight, bias) if t is not None]]
+        chain.launch(device, inputs, [y, statistics, *_counters(launches, device)])
         return y, statistics
 
-    return launch
+    return prepared(chain, ("x", "weight", "bias"), outputs, "y, statistics", careful, counters=_counters_of(launches))
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
@@ -214,12 +181,23 @@ def _readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:
     return x
 
 
+def _like_y(problem: NormProblem) -> New:
+    return New(problem.shape, problem.y_stride, problem.dtype)
+
+
 def _counters(launches: Launches, device: int) -> list[Tensor]:
     """Return a list with the counters of the first launch, or an empty list if it needs none."""
-    if not launches[0].counters:
-        return []
-    stream = Stream(device, 0 if INTERPRETED else current_raw_stream(device))
-    return [COUNTERS[launches[0].counter_protocol].take(stream, launches[0].counters)]
+    take = _counters_of(launches)
+    return [take(device, 0 if INTERPRETED else current_raw_stream(device))] if take else []
+
+
+def _counters_of(launches: Launches) -> Callable[[int, int], Tensor] | None:
+    """Return (device, stream) -> the counters of the first launch, or None if it needs none."""
+    n = launches[0].counters
+    if not n:
+        return None
+    take = COUNTERS[launches[0].counter_protocol].take
+    return lambda device, stream: take((device, stream), n)
 
 
 def _chain(

@@ -61,11 +61,11 @@ class Chain:
         workspace: Mapping[str, int] | None = None,
         parts: Mapping[str, Part] | None = None,
     ) -> None:
-        own, self._size = pack("workspace", workspace or {})
+        own, self.workspace_size = pack("workspace", workspace or {})
         self.steps, self.inputs, self.parts = steps, tuple(inputs), {**(parts or {}), **own}
-        self._names = *inputs, *outputs, *["workspace"] * bool(self._size)
-        self._descriptor = next((step.kernel.descriptor for step in steps if step.kernel.descriptor), None)
-        places = {name: at for at, name in enumerate((*self._names, *self.parts, *[DESCRIPTOR] * bool(self._descriptor)))}
+        self._names = *inputs, *outputs, *["workspace"] * bool(self.workspace_size)
+        self.descriptor = next((step.kernel.descriptor for step in steps if step.kernel.descriptor), None)
+        places = {name: at for at, name in enumerate((*self._names, *self.parts, *[DESCRIPTOR] * bool(self.descriptor)))}
         self._offsets = [(places[part.tensor], 4 * part.start) for part in self.parts.values()]
         self._picks = [_pick([places[name] for name in step.operands]) for step in steps]
         self._aligned: dict[int, list[tuple[Any, ...]]] = {}  # by device: the kernels, for pointers at multiples of 16 bytes
@@ -76,8 +76,8 @@ class Chain:
 
         Inputs come from users, so their device and memory are checked. Outputs are new.
         """
-        if self._size:
-            outputs = *outputs, allocate((self._size,), (1,), torch.float32)
+        if self.workspace_size:
+            outputs = *outputs, allocate((self.workspace_size,), (1,), torch.float32)
         if INTERPRETED:
             self._interpret(dict(zip(self._names, (*inputs, *outputs))))
             return
@@ -99,11 +99,16 @@ class Chain:
             addresses.append(at)
         for place, offset in self._offsets:
             addresses.append(addresses[place] + offset)
-        if self._descriptor:
-            addresses.append(self._descriptor.of(inputs[0]))
+        if self.descriptor:
+            addresses.append(self.descriptor_of(inputs[0]))
         stream, ready = current_raw_stream(device), self._unaligned if low % ALIGNMENT else self._aligned
         for run, programs, function, metadata, pick, numbers in ready.get(device) or self._load(device, ready):
             run(programs, 1, 1, stream, function, metadata, None, None, None, *pick(addresses), *numbers)
+
+    def descriptor_of(self, x: Tensor) -> Any:
+        """Return the descriptor of the first input, for kernels that take one."""
+        assert self.descriptor is not None
+        return self.descriptor.of(x)
 
     def _load(self, device: int, ready: dict[int, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
         """Compile the kernels, and return what a launch of each needs."""

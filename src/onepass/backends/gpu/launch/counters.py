@@ -14,12 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from .stream import Stream
-
 _POOL = 2**16  # counters on each device for all captured launches
 
 
-_capturing = torch.cuda.is_current_stream_capturing
+# `torch.cuda.is_current_stream_capturing` without its Python wrapper
+_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
 
 
 class Counters:
@@ -29,20 +28,20 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._eager: dict[Stream, Tensor] = {}  # the counters of each stream
+        self._eager: dict[tuple[int, int], Tensor] = {}  # the counters of each stream
         self._kept: list[Tensor] = []  # all counters that were ever in `_eager`: a launch may still use replaced ones
         self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool: one Tensor, which one thread pops
 
-    def take(self, stream: Stream, n: int) -> Tensor:
-        """Return at least n counters for a launch on `stream`, which must be the current stream."""
+    def take(self, stream: tuple[int, int], n: int) -> Tensor:
+        """Return at least n counters for a launch on `stream`, a device and a raw stream, which must be current."""
         if _capturing():
-            return self._captured(stream.device, n)
+            return self._captured(stream[0], n)
         found = self._eager.get(stream)
         if found is None or len(found) < n:
-            found = _apart(stream.device, 1 << max(n - 1, 1023).bit_length())
+            found = _apart(stream[0], 1 << max(n - 1, 1023).bit_length())
             self._kept.append(found)
             self._eager[stream] = found
-            self._make_pool(stream.device)
+            self._make_pool(stream[0])
         return found
 
     def _make_pool(self, device: int) -> None:
