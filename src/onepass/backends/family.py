@@ -59,6 +59,14 @@ class TrainingForward(Protocol):
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
 
 
+class Tracking(Protocol):
+    """Normalizes x, and updates running statistics in place. Nothing was updated if it raises."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, /
+    ) -> Any: ...
+
+
 class TrainingBackward(Protocol):
     """Returns dx, dweight and dbias; None where `needs` is False. dy has the strides of y."""
 
@@ -117,11 +125,12 @@ class Family(Protocol):
         """
         return None
 
-    def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-        """Return a launcher that also updates running statistics in place, or None if there is none.
+    def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
+        """Return a launcher of y that also updates running statistics in place, or None if there is none."""
+        return None
 
-        The launcher is (x, weight, bias, running_mean, running_var, momentum) -> y.
-        """
+    def train_track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
+        """As `track`, but the launcher returns what that of `train_forward` does: (y, mean and rstd in one tensor)."""
         return None
 
     def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:

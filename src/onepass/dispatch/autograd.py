@@ -20,6 +20,7 @@ from onepass.core.statistics import unpack
 from .launchers import OPERAND_NAMES, Launchers
 from .route import DIRECT, OP, REFERENCE, compiling, grad_enabled, route_backward
 
+Running = list[Any]  # running_mean, running_var and the momentum of an update; empty after it
 Update = Callable[[Result], None]  # updates running statistics from the result of a forward
 
 _BACKWARD_NAMES = ("dy", "dsum", *SAVED_NAMES)
@@ -88,12 +89,16 @@ class Norm(torch.autograd.Function):
 class PlainNorm(torch.autograd.Function):
     """As Norm, if x, weight and bias are the only operands and the family has a minimal forward and backward.
 
-    In small training steps, the other work of Norm would take longer than the kernel.
+    The forward may update `running` statistics. In small training steps, the other work of Norm would take longer than the kernel.
     """
 
     @staticmethod
-    def forward(ctx, launchers: Launchers, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, stats = launchers.train_forward(x, weight, bias)  # pyright: ignore[reportOptionalCall]
+    def forward(ctx, launchers: Launchers, running: Running | None, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if running is None:
+            y, stats = launchers.train_forward(x, weight, bias)  # pyright: ignore[reportOptionalCall]
+        else:
+            y, stats = launchers.train_track(x, weight, bias, *running)  # pyright: ignore[reportOptionalCall]
+            running.clear()  # tells the caller that the running statistics are updated
         ctx.launchers = launchers
         ctx.set_materialize_grads(False)
         saved = x, weight, None if launchers.drops_bias else bias, stats
@@ -105,7 +110,7 @@ class PlainNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         if dy is None:
-            return None, None, None, None
+            return None, None, None, None, None
         launchers, saved = ctx.launchers, ctx.saved_tensors
         if not (grad_enabled() or compiling() or forward_ad._current_level >= 0):
             x, weight, bias, stats = saved
@@ -114,10 +119,10 @@ class PlainNorm(torch.autograd.Function):
                 if same(*present):
                     bias = weight if launchers.drops_bias else bias
                     try:
-                        return None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[1:])
+                        return None, None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:])
                     except ZeroTensor:
                         break
-        return None, *_checked_backward(launchers, dy, saved, ctx.needs_input_grad[1:])
+        return None, None, *_checked_backward(launchers, dy, saved, ctx.needs_input_grad[2:])
 
 
 def _checked_backward(launchers: Launchers, dy: Tensor, unpacked: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

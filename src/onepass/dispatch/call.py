@@ -19,9 +19,9 @@ from onepass.core.spec import NormSpec
 from onepass.planning.options import batch_invariant, options_in_context
 
 from . import library  # noqa: F401, registers the ops
-from .autograd import Update, apply_norm, apply_plain_norm, pending_updates
+from .autograd import Running, Update, apply_norm, apply_plain_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
-from .recent import find_recent, key_of, note
+from .recent import find_recent, key_of, note, recall
 from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, has_negative_bit, jit_tracing, route
 
 
@@ -95,7 +95,7 @@ def _normalize_checked(
 def _training(launchers: Launchers) -> Callable[..., Tensor]:
     """Return (x, weight, bias, mean, var) -> y, which autograd can differentiate."""
     if launchers.train_forward:
-        return lambda x, weight, bias, mean, var: apply_plain_norm(launchers, x, weight, bias)
+        return lambda x, weight, bias, mean, var: apply_plain_norm(launchers, None, x, weight, bias)
     return lambda *operands: apply_norm(launchers, False, *operands, *NO_OPTIONAL)[0]
 
 
@@ -115,35 +115,53 @@ def normalize_and_track(
     Return None and do nothing unless `may_track` has accepted a call of this kind, or if the call fails: a checked call will raise a
     better error.
     """
-    running = running_mean, running_var
-    if route(x, weight, bias, *running) is not DIRECT or not all(t.is_contiguous() and not t.is_inference() for t in running):
-        return None
-    launchers = find(_tracking_kind(define, args, x, weight, bias, running_mean, running_var, momentum))
-    if launchers is None or min(running_mean.data_ptr(), running_var.data_ptr()) < LOWEST:
-        return None
-    updated = False
-
-    def update_once(result: Result) -> None:
-        nonlocal updated
-        updated = True
-        update(result)
-
-    try:
-        if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias, *running) if t is not None]:
-            if running_mean.requires_grad or running_var.requires_grad:
-                return None
-            return apply_norm(launchers, update_once, x, weight, bias, None, None, *NO_OPTIONAL)[0]  # pyright: ignore[reportOptionalSubscript]
-        if launchers.track is not None:
-            return launchers.track(x, weight, bias, running_mean, running_var, momentum)
-        if min([t.data_ptr() for t in (x, weight, bias) if t is not None]) < LOWEST:
+    operands, running = (x, weight, bias, running_mean, running_var), [running_mean, running_var, momentum]
+    key = key_of(define, args, x, "track", momentum, weight is None, bias is None)
+    launch = recall(key, operands)
+    known = launch is not None
+    if launch is None:
+        if route(*operands) is not DIRECT or not all(t.is_contiguous() and not t.is_inference() for t in running[:2]):
             return None
-        result = launchers.forward(x, weight, bias, None, None, NO_OPTIONAL)
+        launchers = find(_tracking_kind(define, args, *operands, momentum))
+        if launchers is None or min(running_mean.data_ptr(), running_var.data_ptr()) < LOWEST:
+            return None
+        needs_gradient = grad_enabled() and True in [t.requires_grad for t in operands if t is not None]
+        if needs_gradient and (running_mean.requires_grad or running_var.requires_grad):
+            return None
+        launch = _tracking(launchers, needs_gradient)
+    try:
+        y = launch(x, weight, bias, running, update)
     except RuntimeError:
-        if updated:  # a hook on saved tensors raised: a second call would update again
+        if not running:  # a hook on saved tensors raised: a second call would update again
             raise
         return None
-    update(result)
-    return result.y
+    if not known:
+        note(key, operands, launch)
+    return y
+
+
+def _tracking(launchers: Launchers, needs_gradient: bool) -> Callable[..., Tensor]:
+    """Return (x, weight, bias, running, update) -> y, which updates the running statistics and then clears `running`."""
+    if needs_gradient and launchers.train_track:
+        return lambda x, weight, bias, running, _: apply_plain_norm(launchers, running, x, weight, bias)
+    track = launchers.track
+    if track and not needs_gradient:
+        return lambda x, weight, bias, running, _: track(x, weight, bias, *running)
+
+    def by_update(x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Running, update: Update) -> Tensor:
+        def update_and_clear(result: Result) -> None:
+            running.clear()
+            update(result)
+
+        operands = x, weight, bias, None, None
+        if needs_gradient:
+            return apply_norm(launchers, update_and_clear, *operands, *NO_OPTIONAL)[0]
+        require_memory(OPERAND_NAMES, operands)
+        result = launchers.forward(*operands, NO_OPTIONAL)
+        update_and_clear(result)
+        return result.y
+
+    return by_update
 
 
 def may_track(

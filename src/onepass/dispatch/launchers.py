@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, TrainingBackward, TrainingForward
+from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, Tracking, TrainingBackward, TrainingForward
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
@@ -199,10 +199,16 @@ class Launchers:
         return through_forward
 
     @cached_property
-    def track(self) -> Callable[..., Tensor] | None:
+    def track(self) -> Tracking | None:
         """(x, weight, bias, running_mean, running_var, momentum) -> y, with running statistics updated; None if the family cannot."""
         with self._on_device():
             return self._family.track(self.problem, self.plan.launches)
+
+    @cached_property
+    def train_track(self) -> Tracking | None:
+        """As `track`, but -> (y, mean and rstd in one tensor); None without a `train_backward`."""
+        with self._on_device():
+            return self._family.train_track(self.problem, self.plan.launches) if self.train_backward else None
 
     @cached_property
     def backward_plan(self) -> Plan:

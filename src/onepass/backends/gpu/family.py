@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from onepass.backends.family import BACKWARD, Backward, Direction, Family, Forward, Launches, TrainingBackward, TrainingForward
+from onepass.backends.family import BACKWARD, Backward, Direction, Family, Forward, Launches, Tracking, TrainingBackward, TrainingForward
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -48,6 +48,16 @@ class GpuFamily(Family):
         from . import forward
 
         return forward.infer_extras(problem, launches)
+
+    def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
+        from . import forward
+
+        return forward.track(problem, launches)
+
+    def train_track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
+        from . import forward
+
+        return forward.train_track(problem, launches)
 
     def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
         from . import forward

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from triton.errors import TritonError
 
-from onepass.backends.family import Forward, Launches, TrainingForward
+from onepass.backends.family import Forward, Launches, Tracking, TrainingForward
 from onepass.backends.gpu.launch.chain import DESCRIPTOR, Chain, Part, Step
 from onepass.backends.gpu.launch.counters import Counters
 from onepass.backends.gpu.launch.kernel import Kernel, dense
@@ -19,6 +22,7 @@ from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.source import INTERPRETED
 from onepass.backends.gpu.launch.stream import allocate, current_device, current_raw_stream
 from onepass.backends.gpu.ring.launch import RESET
+from onepass.backends.gpu.running.launch import update_step
 from onepass.core.memory import require_memory
 from onepass.core.mixing import mix_statistics
 from onepass.core.moments import Moments
@@ -121,26 +125,67 @@ def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tupl
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
     """Return a launcher of (y, mean and rstd in one tensor), or None if the call has more operands than x, weight and bias."""
-    if problem.addends or problem.scale or problem.shift or problem.given or problem.track or problem.spec.mix or problem.from_y:
-        return None
-    if problem.copied:
-        return None
-    count, second = prod(problem.stat_shape), packed_stride(problem)[0]
-    parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
-    outputs = {"y": _like_y(problem), "statistics": New(packed_shape(problem), packed_stride(problem), torch.float32)}
-    chain = _chain_of(problem, launches, kernels(problem, launches), ["x", *_parameters(problem)], list(outputs), parts=parts)
+    return _own_statistics(problem, launches, None, True) if not problem.track and _is_plain(problem) else None
 
-    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
+
+def track(problem: NormProblem, launches: Launches) -> Tracking | None:
+    """Return a launcher of y that updates running statistics, or None if they are not one per channel or there are more operands."""
+    return _tracking(problem, launches, False)
+
+
+def train_track(problem: NormProblem, launches: Launches) -> Tracking | None:
+    """As `track`, but the launcher returns (y, mean and rstd in one tensor)."""
+    return _tracking(problem, launches, True)
+
+
+def _tracking(problem: NormProblem, launches: Launches, train: bool) -> Tracking | None:
+    if not problem.track or not _is_plain(problem) or len(problem.stat_shape) != 1:
+        return None
+    made: dict[float, Callable[..., Any]] = {}
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, /) -> Any:
+        run = made.get(momentum)
+        if run is None:
+            with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+                run = made[momentum] = _own_statistics(problem, launches, momentum, train)
+        result = run(x, weight, bias, running_mean, running_var)
+        increment_version((running_mean, running_var))  # tells autograd that both tensors were changed in place
+        return result
+
+    return launch
+
+
+def _is_plain(problem: NormProblem) -> bool:
+    """Return whether x, weight and bias are the only operands, and the kernels can read x."""
+    return not (problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix or problem.from_y or problem.copied)
+
+
+def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | None, train: bool) -> Callable[..., Any]:
+    """Return a launcher of y, or with `train` of (y, mean and rstd in one tensor).
+
+    If there is a momentum, the launcher also takes running_mean and running_var, and updates them in place.
+    """
+    count, second = prod(problem.stat_shape), packed_stride(problem)[0]
+    outputs, parts = {"y": _like_y(problem)}, {}
+    if train:
+        outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
+        parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
+    running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
+    names = ["x", *_parameters(problem), *running]
+    chain = _chain_of(problem, launches, kernels(problem, launches), names, list(outputs), parts=parts, then=updates)
+
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, *updated: Tensor) -> Any:
         device = x.get_device()
         if device != current_device():
             with torch.cuda.device(device):
-                return careful(x, weight, bias)
-        y, statistics = (allocate(*new) for new in outputs.values())
-        inputs = [_readable(problem, launches, x), *[dense(t) for t in (weight, bias) if t is not None]]
-        chain.launch(device, inputs, [y, statistics, *_counters(launches, device)])
-        return y, statistics
+                return careful(x, weight, bias, *updated)
+        made = [allocate(*new) for new in outputs.values()]
+        inputs = [_readable(problem, launches, x), *[dense(t) for t in (weight, bias) if t is not None], *updated]
+        chain.launch(device, inputs, [*made, *_counters(launches, device)])
+        return tuple(made) if train else made[0]
 
-    return prepared(chain, ("x", "weight", "bias"), outputs, "y, statistics", careful, counters=_counters_of(launches))
+    layouts, arguments = dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32)), ("x", "weight", "bias", *running)
+    return prepared(chain, arguments, outputs, ", ".join(outputs), careful, layouts, _counters_of(launches))
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
@@ -220,12 +265,17 @@ def _chain_of(
     outputs: Sequence[str],
     residual: bool = False,
     parts: Mapping[str, Part] | None = None,
+    then: Sequence[Step] = (),
 ) -> Chain:
-    """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`."""
+    """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`.
+
+    `then` are steps that follow those of the launches.
+    """
     steps = []
     for launch, kernel in zip(launches, made):
         names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
         steps.append(Step(kernel, [*[DESCRIPTOR] * bool(kernel.descriptor), *names]))
+    steps += then
     outputs = *outputs, *["counters"] * bool(launches[0].counters), *["sum"] * residual
     sizes = {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")} | {"parts": launches[0].partial_moments}
     used, known = dict.fromkeys(name for step in steps for name in step.operands), {DESCRIPTOR, *inputs, *outputs, *(parts or {})}
