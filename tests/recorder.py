@@ -50,7 +50,7 @@ def recorded_runs() -> Iterator[list[Run]]:
 
         return made
 
-    methods = ("forward", "backward", "infer", "track", "train_forward", "train_backward")
+    methods = ("forward", "backward", "infer", "infer_extras", "track", "train_track", "train_forward", "train_backward")
     patches = [patch.object(family, method, wrap(family, method)) for family in FAMILIES for method in methods]
     patches += _count_kernels(launched)
     launchers.forget_all()  # launchers that exist already would not be seen
@@ -68,15 +68,26 @@ def _count_kernels(launched: list[int]) -> list[Any]:
     """Counts the calls of Triton kernels, if Triton is installed."""
     if find_spec("triton") is None:
         return []
+    from onepass.backends.gpu import backward, forward
     from onepass.backends.gpu.launch.chain import Chain
 
-    launch = Chain.launch
+    launch, prepare = Chain.launch, forward.prepared
 
     def counted(self: Any, *args: Any) -> Any:
         launched[0] += len(self.steps)
         return launch(self, *args)
 
-    return [patch.object(Chain, "launch", counted)]
+    def prepared(chain: Any, arguments: Any, outputs: Any, returned: Any, careful: Any, *more: Any) -> Any:
+        """A prepared function launches without `Chain.launch`, unless it is `careful`."""
+        made = prepare(chain, arguments, outputs, returned, careful, *more)
+
+        def counted_prepared(*args: Any) -> Any:
+            launched[0] += len(chain.steps)
+            return made(*args)
+
+        return made if made is careful else counted_prepared
+
+    return [patch.object(Chain, "launch", counted), *(patch.object(module, "prepared", prepared) for module in (forward, backward))]
 
 
 def require_ran(runs: list[Run], family: str, *directions: str) -> None:

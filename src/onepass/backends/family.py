@@ -53,7 +53,7 @@ class Backward(Protocol):
 class TrainingForward(Protocol):
     """Normalizes x, where weight and bias are the only other operands.
 
-    Returns y, and mean and rstd in one tensor of `packed_shape` and `packed_stride` (core/statistics.py).
+    Returns y, and mean and rstd in one tensor of `packed_shape` and `packed_stride` (core/statistics.py), called `statistics` below.
     """
 
     def __call__(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]: ...
@@ -127,6 +127,17 @@ class Family(Protocol):
 
     def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
         """Return a launcher of y that also updates running statistics in place, or None if there is none."""
+        return None
+
+    def train_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+        """Return (x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual), or None if there is none."""
+        return None
+
+    def train_extras_backward(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """Return the backward for any family's `train_extras`, or None if there is none.
+
+        It is (dy, x, weight, bias, statistics, scale, shift, dsum, needs) -> dx, dweight, dbias, dscale, dshift. x is x + residual.
+        """
         return None
 
     def train_track(self, problem: NormProblem, launches: Launches) -> Tracking | None:

@@ -26,7 +26,7 @@ Signature = tuple[torch.dtype, torch.Size, torch.device]
 is_gradient_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
 
 SAVED_NAMES = ("input", *SavedTensors._fields[1:])
-PLAIN_SAVED_NAMES = ("input", "weight", "bias", "statistics")  # for calls without optional operands
+PACKED_SAVED_NAMES = ("input", "weight", "bias", "statistics", "scale", "shift")  # for calls that save mean and rstd in one tensor
 
 
 def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
@@ -34,13 +34,14 @@ def signatures(tensors: Sequence[Tensor | None]) -> list[Signature | None]:
     return [None if t is None else (t.dtype, t.shape, t.device) for t in tensors]
 
 
-def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None]) -> list[Any]:
+def as_saved(spec: NormSpec, saved: Sequence[Tensor | None], were: Sequence[Signature | None], packed: bool = False) -> list[Any]:
     """Return the tensors that the forward saved. Raise if one has changed since then.
 
-    `were` holds the signatures from the forward. On a CPU, norms without a mean accept a changed dtype and convert it back.
+    `were` holds the signatures from the forward. With `packed`, the tensors are those of PACKED_SAVED_NAMES, or the first of them.
+    On a CPU, norms without a mean accept a changed dtype and convert it back.
     """
     found: list[Any] = []
-    for name, t, was in zip(PLAIN_SAVED_NAMES if len(saved) == len(PLAIN_SAVED_NAMES) else SAVED_NAMES, saved, were):
+    for name, t, was in zip(PACKED_SAVED_NAMES if packed else SAVED_NAMES, saved, were):
         now = None if t is None else (t.dtype, t.shape, t.device)
         if t is not None and now and was and now[1:] == was[1:] and not spec.centered and t.is_cpu:
             require_memory_if_shown((name,), (t,))

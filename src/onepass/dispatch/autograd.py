@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from onepass.check.saved import PLAIN_SAVED_NAMES, SAVED_NAMES, as_saved, check_gradient, signatures
+from onepass.check.saved import PACKED_SAVED_NAMES, SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core import reference
 from onepass.core.memory import LOWEST, ZeroTensor, require_memory, require_memory_if_shown
 from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, SavedTensors
@@ -65,24 +65,14 @@ class Norm(torch.autograd.Function):
             return None, None, *in_operand_order(Gradients(dsum), *ctx.dtypes)
         launchers, needs = ctx.launchers, needs_of(ctx.needs_input_grad[2:])
         problem, unpacked = launchers.problem, ctx.saved_tensors
-        way = route_backward(dy, *unpacked)
+        way = route_backward(dy, dsum, *unpacked)
         tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved)
         saved = SavedTensors(*tensors)
         if launchers.drops_bias:
             saved = saved._replace(bias=saved.weight)
         check_gradient("dy", dy, problem, launchers.device)
         check_gradient("dsum", dsum, problem, launchers.device)
-        if way is DIRECT and saved.x.stride() == launchers.saved_stride:
-            try:
-                operands = dy, dsum, *unpacked
-                if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
-                    require_memory(_BACKWARD_NAMES, operands)
-                return None, None, *in_operand_order(launchers.backward(dy, dsum, saved, needs), *ctx.dtypes)
-            except ZeroTensor:
-                pass
-        # A hook on saved tensors may have changed the strides of x. The op plans for the tensors that it gets.
-        way = OP if way is DIRECT else way
-        grads = backward_by_spec(way, problem.spec, problem.given, dy, dsum, saved, needs)
+        grads = general_backward(launchers, way, dy, dsum, saved, needs, SAVED_NAMES, unpacked)
         return None, None, *in_operand_order(grads, *ctx.dtypes)
 
 
@@ -99,11 +89,11 @@ class PlainNorm(torch.autograd.Function):
         else:
             y, stats = launchers.train_track(x, weight, bias, *running)  # pyright: ignore[reportOptionalCall]
             running.clear()  # tells the caller that the running statistics are updated
+        saved = x, weight, None if launchers.drops_bias else bias, stats
+        if launchers.packed is None:
+            launchers.packed = signatures(saved)
         ctx.launchers = launchers
         ctx.set_materialize_grads(False)
-        saved = x, weight, None if launchers.drops_bias else bias, stats
-        if launchers.saved is None:
-            launchers.saved = signatures(saved)
         ctx.save_for_backward(*saved)
         return y
 
@@ -112,41 +102,122 @@ class PlainNorm(torch.autograd.Function):
         if dy is None:
             return None, None, None, None, None
         launchers, saved = ctx.launchers, ctx.saved_tensors
-        if not (grad_enabled() or compiling() or forward_ad._current_level >= 0):
+        if was_checked(launchers, dy, None, saved):
             x, weight, bias, stats = saved
-            present = [dy, *[t for t in saved if t is not None]]
-            for same in launchers.checked:
-                if same(*present):
-                    bias = weight if launchers.drops_bias else bias
-                    try:
-                        return None, None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:])
-                    except ZeroTensor:
-                        break
-        return None, None, *_checked_backward(launchers, dy, saved, ctx.needs_input_grad[2:])
+            try:
+                bias = weight if launchers.drops_bias else bias
+                return None, None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:])
+            except ZeroTensor:
+                pass
+        return None, None, *packed_backward(launchers, dy, None, saved, Needs(*ctx.needs_input_grad[2:]))[:3]
 
 
-def _checked_backward(launchers: Launchers, dy: Tensor, unpacked: Sequence[Any], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    """Check what the backward of a PlainNorm got, and compute dx, dweight and dbias. If all is usual, remember what was checked."""
-    way, problem = route_backward(dy, *unpacked), launchers.problem
-    tensors = unpacked if signatures(unpacked) == launchers.saved else as_saved(problem.spec, unpacked, launchers.saved or ())
-    x, weight, bias, stats = tensors
+class ExtrasNorm(torch.autograd.Function):
+    """As PlainNorm, with a residual or a modulation. Returns y, or (y, x + residual) if there is a residual."""
+
+    @staticmethod
+    def forward(ctx, launchers: Launchers, x, weight, bias, residual, scale, shift):  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, stats, total = launchers.train_extras(x, weight, bias, residual, scale, shift)  # pyright: ignore[reportOptionalCall]
+        saved = x if total is None else total, weight, None if launchers.drops_bias else bias, stats, scale, shift
+        if launchers.packed is None:
+            launchers.packed = signatures(saved)
+        ctx.launchers, ctx.dtypes = launchers, (x.dtype, None if residual is None else residual.dtype)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved)
+        if total is None:
+            return y
+        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
+            ctx.mark_non_differentiable(total)
+        return y, total
+
+    @staticmethod
+    def backward(ctx, dy, dsum=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if dy is None:  # saved tensors are not needed, and users may have changed them in place
+            return None, *_in_extras_order((dsum, None, None, None, None), *ctx.dtypes)
+        launchers, saved = ctx.launchers, ctx.saved_tensors
+        _, x_needed, weight_needed, bias_needed, residual_needed, *others = ctx.needs_input_grad
+        needs = x_needed or residual_needed, weight_needed, bias_needed, *others
+        if was_checked(launchers, dy, dsum, saved):
+            x, weight, bias, *extras = saved
+            try:
+                grads = launchers.train_extras_backward(dy, x, weight, weight if launchers.drops_bias else bias, *extras, dsum, needs)
+                return None, *_in_extras_order(grads, *ctx.dtypes)
+            except ZeroTensor:
+                pass
+        return None, *_in_extras_order(packed_backward(launchers, dy, dsum, saved, Needs(*needs))[:5], *ctx.dtypes)
+
+
+def _in_extras_order(grads: Sequence[Tensor | None], x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
+    """Return the gradients in the order of x, weight, bias, residual, scale and shift."""
+    dx, dweight, dbias, dscale, dshift = grads
+    dresidual = None
+    if dx is not None:
+        dresidual = None if residual is None else dx if dx.dtype == residual else dx.to(residual)
+        dx = dx if dx.dtype == x else dx.to(x)
+    return dx, dweight, dbias, dresidual, dscale, dshift
+
+
+def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Sequence[Tensor | None]) -> bool:
+    """Return whether the tensors of a backward are like some that `packed_backward` has checked, in a context like theirs."""
+    if grad_enabled() or compiling() or forward_ad._current_level >= 0:
+        return False
+    present = [dy, *[t for t in saved if t is not None]] if dsum is None else [dy, dsum, *[t for t in saved if t is not None]]
+    for same in launchers.checked.get(len(present), ()):  # noqa: SIM110, `any` of a generator takes longer than this loop
+        if same(*present):
+            return True
+    return False
+
+
+def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs) -> Gradients:
+    """Check what the backward of a PlainNorm or an ExtrasNorm got, and compute the gradients. Remember what was checked."""
+    way, problem = route_backward(dy, dsum, *unpacked), launchers.problem
+    tensors = unpacked if signatures(unpacked) == launchers.packed else as_saved(problem.spec, unpacked, launchers.packed or (), True)
+    x, weight, bias, stats, *extras = tensors
     bias = weight if launchers.drops_bias else bias
     check_gradient("dy", dy, problem, launchers.device)
-    if way is DIRECT and x.stride() == launchers.saved_stride and stats.stride() == launchers.packed_stride:
+    check_gradient("dsum", dsum, problem, launchers.device)
+    if stats.stride() != launchers.packed_stride and way is DIRECT:
+        way = OP
+    arrived = [t.stride() for t in (dy, dsum) if t is not None]
+    if way is DIRECT and x.stride() == launchers.saved_stride and arrived.count(problem.y_stride) == len(arrived):
         try:
-            if dy.stride() == problem.y_stride:
-                grads = launchers.train_backward(dy, x, weight, bias, stats, needs)  # pyright: ignore[reportOptionalCall]
-                if tensors is unpacked:
-                    launchers.remember_checked([dy, *[t for t in unpacked if t is not None]])
-                return grads
-            require_memory(("dy", *PLAIN_SAVED_NAMES), (dy, *unpacked))
-            saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
-            return launchers.backward(dy, None, saved, Needs(*needs))[:3]
+            if extras:
+                grads = launchers.train_extras_backward(dy, x, weight, bias, stats, *extras, dsum, needs[:5])  # pyright: ignore[reportOptionalCall]
+            else:
+                grads = launchers.train_backward(dy, x, weight, bias, stats, needs[:3])  # pyright: ignore[reportOptionalCall]
+            if tensors is unpacked:
+                launchers.remember_checked([t for t in (dy, dsum, *unpacked) if t is not None])
+            return Gradients(*grads)
+        except ZeroTensor:
+            way = OP
+    saved = SavedTensors(x, weight, bias, *unpack(problem, stats), None, *extras)
+    return general_backward(launchers, way, dy, dsum, saved, needs, PACKED_SAVED_NAMES, unpacked)
+
+
+def general_backward(
+    launchers: Launchers,
+    way: str,
+    dy: Tensor,
+    dsum: Tensor | None,
+    saved: SavedTensors,
+    needs: Needs,
+    names: Sequence[str],
+    unpacked: Sequence[Tensor | None],
+) -> Gradients:
+    """Compute gradients by the launcher of a backward, or by the op or the reference where it cannot run.
+
+    All tensors were checked, except for their memory. `names` are those of the `unpacked` tensors.
+    """
+    problem, operands = launchers.problem, (dy, dsum, *unpacked)
+    if way is DIRECT and saved.x.stride() == launchers.saved_stride:
+        try:
+            if min([t.data_ptr() for t in operands if t is not None]) < LOWEST:
+                require_memory(("dy", "dsum", *names), operands)
+            return launchers.backward(dy, dsum, saved, needs)
         except ZeroTensor:
             pass
-    way = OP if way is DIRECT else way
-    saved = SavedTensors(x, weight, bias, *unpack(problem, stats))
-    return backward_by_spec(way, problem.spec, False, dy, None, saved, Needs(*needs))[:3]
+    # A hook on saved tensors may have changed the strides of x. The op plans for the tensors that it gets.
+    return backward_by_spec(OP if way is DIRECT else way, problem.spec, problem.given, dy, dsum, saved, needs)
 
 
 def _skip_functorch(function: Any) -> Callable[..., Any]:
@@ -158,7 +229,7 @@ def _skip_functorch(function: Any) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
-apply_norm, apply_plain_norm = _skip_functorch(Norm), _skip_functorch(PlainNorm)
+apply_norm, apply_plain_norm, apply_extras_norm = _skip_functorch(Norm), _skip_functorch(PlainNorm), _skip_functorch(ExtrasNorm)
 
 
 def needs_of(needed: Sequence[bool]) -> Needs:

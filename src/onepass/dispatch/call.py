@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +20,10 @@ from onepass.core.spec import NormSpec
 from onepass.planning.options import batch_invariant, options_in_context
 
 from . import library  # noqa: F401, registers the ops
-from .autograd import Running, Update, apply_norm, apply_plain_norm, pending_updates
+from .autograd import Running, Update, apply_extras_norm, apply_norm, apply_plain_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
 from .recent import find_recent, key_of, note, recall
-from .route import DIRECT, OP, PLAIN, compiling, dispatch_modes, functorch_active, grad_enabled, has_negative_bit, jit_tracing, route
+from .route import DIRECT, OP, compiling, grad_enabled, route
 
 
 def normalize(
@@ -123,7 +124,7 @@ def normalize_and_track(
         if route(*operands) is not DIRECT or not all(t.is_contiguous() and not t.is_inference() for t in running[:2]):
             return None
         launchers = find(_tracking_kind(define, args, *operands, momentum))
-        if launchers is None or min(running_mean.data_ptr(), running_var.data_ptr()) < LOWEST:
+        if launchers is None:
             return None
         needs_gradient = grad_enabled() and True in [t.requires_grad for t in operands if t is not None]
         if needs_gradient and (running_mean.requires_grad or running_var.requires_grad):
@@ -153,10 +154,10 @@ def _tracking(launchers: Launchers, needs_gradient: bool) -> Callable[..., Tenso
             running.clear()
             update(result)
 
+        require_memory(OPERAND_NAMES, (x, weight, bias, *running[:2]))  # `update` would crash without
         operands = x, weight, bias, None, None
         if needs_gradient:
             return apply_norm(launchers, update_and_clear, *operands, *NO_OPTIONAL)[0]
-        require_memory(OPERAND_NAMES, operands)
         result = launchers.forward(*operands, NO_OPTIONAL)
         update_and_clear(result)
         return result.y
@@ -207,23 +208,41 @@ def normalize_known(
 
     Return None and do nothing unless `normalize_with` has run a call of this kind, or if the call fails: it will raise a better error.
     """
-    if (
-        compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
-        or (type(x) is not Tensor and type(x) not in PLAIN) or type(weight) not in PLAIN or type(bias) not in PLAIN
-        or type(residual) not in PLAIN or type(scale) not in PLAIN or type(shift) not in PLAIN
-    ):  # fmt: skip
-        return None
     operands = x, weight, bias, residual, scale, shift
     try:
-        launchers = find(_extras_kind(define, args, x, weight, bias, residual, scale, shift))
-        if launchers is None or has_negative_bit(*operands):
+        key = key_of(define, args, x, weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift)
+        different = operands[:-1] if scale is shift else operands  # `same_as` compares different tensors
+        launch = recall(key, different)
+        if launch is not None:
+            return launch(*operands)
+        if route(*operands) is not DIRECT:
+            return None
+        launchers = find(_extras_kind(define, args, *operands))
+        if launchers is None:
             return None
         if grad_enabled() and True in [t.requires_grad for t in operands if t is not None]:
-            found = apply_norm(launchers, True, x, weight, bias, None, None, residual, scale, shift, None, None, None, None)
-            return found[0], found[4]  # pyright: ignore[reportOptionalSubscript]
-        return launchers.infer_extras(*operands)
+            launch = _training_with_extras(launchers)
+        else:
+            launch = launchers.infer_extras
+        found = launch(*operands)
+        note(key, different, launch)
+        return found
     except (RuntimeError, TypeError):  # TypeError: an argument cannot be hashed
         return None
+
+
+def _training_with_extras(launchers: Launchers) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Return (x, weight, bias, residual, scale, shift) -> (y, x + residual), which autograd can differentiate."""
+    if launchers.train_extras:
+        if launchers.problem.addends:
+            return partial(apply_extras_norm, launchers)
+        return lambda *operands: (apply_extras_norm(launchers, *operands), None)
+
+    def by_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *extras: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        found = apply_norm(launchers, True, x, weight, bias, None, None, *extras, None, None, None, None)
+        return found[0], found[4]
+
+    return by_norm
 
 
 def _extras_kind(define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, *extras: Tensor | None) -> Kind:

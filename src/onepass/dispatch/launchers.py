@@ -127,7 +127,8 @@ class Launchers:
         self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of the saved x
         self.packed_stride = packed_stride(problem)  # the strides of the tensor that holds mean and rstd
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
-        self.checked: tuple[Same, ...] = ()  # recognize tensors of a backward that were checked, in several variants
+        self.packed: list[Any] | None = None  # the same for calls that save mean and rstd in one tensor
+        self.checked: dict[int, tuple[Same, ...]] = {}  # by the number of tensors: recognize checked tensors of a backward
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
         self._family = family_named(self.plan.family)
@@ -138,9 +139,9 @@ class Launchers:
 
     def remember_checked(self, tensors: Sequence[Tensor]) -> None:
         """Remember tensors that a backward of this kind has checked: later ones that are like them need no check."""
-        same = same_as(tensors)
+        same, n = same_as(tensors), len(tensors)
         if same is not None:
-            self.checked = (same, *self.checked[: MAX_VARIANTS - 1])
+            self.checked[n] = (same, *self.checked.get(n, ())[: MAX_VARIANTS - 1])
 
     @cached_property
     def forward(self) -> Forward:
@@ -197,6 +198,17 @@ class Launchers:
             return result.y, result.sum
 
         return through_forward
+
+    @cached_property
+    def train_extras(self) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+        """(x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual); None without a `train_extras_backward`."""
+        with self._on_device():
+            return self._family.train_extras(self.problem, self.plan.launches) if self.train_extras_backward else None
+
+    @cached_property
+    def train_extras_backward(self) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """The backward of `train_extras`, as backends/family.py describes it; None if the family has none."""
+        return family_named(self.backward_plan.family).train_extras_backward(self.problem, self.backward_plan.launches)
 
     @cached_property
     def track(self) -> Tracking | None:

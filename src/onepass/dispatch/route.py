@@ -36,12 +36,12 @@ def route(*operands: Tensor | None) -> str:
     return DIRECT
 
 
-def route_backward(dy: Tensor, *saved: Tensor | None) -> str:
+def route_backward(dy: Tensor, *others: Tensor | None) -> str:
     """Return the route of a backward: REFERENCE if it will itself be differentiated or if dy is a batch of gradients.
 
-    `is_grads_batched=True` makes such a batch. Otherwise, return `route(dy, *saved)`.
+    `is_grads_batched=True` makes such a batch. Otherwise, return `route(dy, *others)`.
     """
-    return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *saved)
+    return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *others)
 
 
 def has_negative_bit(*operands: Tensor | None) -> bool:

@@ -132,55 +132,81 @@ def _has_sets_of_one(problem: NormProblem) -> bool:
 
 def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward | None:
     """Return the backward of `train_forward` in forward.py, or None if the call has more operands than x, weight and bias."""
-    if problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix or problem.from_y or problem.copied:
+    if problem.addends or problem.scale or problem.shift:
         return None
-    if _has_sets_of_one(problem):
+    launch = train_extras_backward(problem, launches)
+    if launch is None:
+        return None
+
+    def plain(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
+    ) -> tuple[Tensor | None, ...]:
+        return launch(dy, x, weight, bias, statistics, None, None, None, needs)
+
+    return plain
+
+
+def train_extras_backward(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
+    """Return (dy, x, weight, bias, statistics, scale, shift, dsum, needs) -> dx, dweight and so on, or None if it cannot."""
+    if problem.given or problem.spec.mix or problem.from_y or problem.copied or _has_sets_of_one(problem):
         return None
     made: dict[tuple[bool, ...], Callable[..., tuple[Tensor | None, ...]]] = {}
 
     def launch(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
+        dy: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistics: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        dsum: Tensor | None,
+        needs: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:
-        run = made.get(needs)
+        key = needs if dsum is None else (*needs, True, True)
+        run = made.get(key)
         if run is None:
             with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-                run = made[needs] = _train_backward(problem, launches, needs, weight, bias)
-        return run(dy, x, weight, bias, statistics)
+                run = made[key] = _train_backward(problem, launches, Needs(*needs), dsum is not None, (weight, bias, scale, shift))
+        return run(dy, x, weight, bias, statistics, scale, shift, dsum)
 
     return launch
 
 
 def _train_backward(
-    problem: NormProblem, launches: Launches, needs: tuple[bool, ...], weight: Tensor | None, bias: Tensor | None
+    problem: NormProblem, launches: Launches, needs: Needs, dsum: bool, params: Sequence[Tensor | None]
 ) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the launcher (dy, x, weight, bias, statistics) -> dx, dweight, dbias of these gradients, for the current device.
+    """Return the launcher of these gradients, for the current device.
 
-    Later weights and biases have the shapes and dtypes of those given here, because a launcher serves one kind of call.
+    Later parameters have the shapes and dtypes of those given here, because a launcher serves one kind of call.
     """
-    steps, workspace, gradients, _ = _steps(problem, launches, Needs(*needs), False)
+    steps, workspace, gradients, _ = _steps(problem, launches, needs, dsum)
     count, second = prod(problem.stat_shape), packed_stride(problem)[0]
     parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
-    names = ["x", "dy", "statistics", *["weight"] * bool(problem.weight), *["bias"] * bool(problem.bias)]
-    chain = Chain(steps, names, gradients, workspace, parts)
+    present = [name for name in PARAMETERS if getattr(problem, name)]
+    chain = Chain(steps, ["x", "dy", "statistics", *["dsum"] * dsum, *present], gradients, workspace, parts)
+    outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
+    outputs |= {f"d{name}": New(tuple(t.shape), dense(t).stride(), t.dtype) for name, t in zip(PARAMETERS, params) if t is not None}
+    outputs = {name: outputs[name] for name in gradients}
+    arguments, returned = (
+        ("dy", "x", "weight", "bias", "statistics", "scale", "shift", "dsum"),
+        ("dx", "dweight", "dbias", "dscale", "dshift"),
+    )
+    returned = returned if problem.addends or problem.scale or problem.shift else returned[:3]
 
-    def careful(dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor) -> tuple[Tensor | None, ...]:
-        device = x.get_device()
+    def careful(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = dict(zip(arguments, tensors))
+        device = given["x"].get_device()  # pyright: ignore[reportOptionalMemberAccess]
         if device != current_device():
             with torch.cuda.device(device):
-                return careful(dy, x, weight, bias, statistics)
-        params = [dense(t) for t in (weight, bias)]
-        dx = allocate(problem.shape, problem.y_stride, problem.dtype) if needs[0] else None
-        grads = dx, *[new_gradient(t) if needed and t is not None else None for t, needed in zip(params, needs[1:])]
-        chain.launch(device, [t for t in (x, dy, statistics, *params) if t is not None], [t for t in grads if t is not None])
-        return grads
+                return careful(*tensors)
+        made = {name: allocate(*new) for name, new in outputs.items()}
+        inputs = [dense(given[name]) if name in PARAMETERS else given[name] for name in chain.inputs]
+        chain.launch(device, inputs, list(made.values()))  # pyright: ignore[reportArgumentType]
+        return tuple(made.get(name) for name in returned)
 
-    outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
-    for name, param in (("dweight", weight), ("dbias", bias)):
-        if param is not None:
-            outputs[name] = New(tuple(param.shape), dense(param).stride(), param.dtype)
-    returned = ", ".join(name if name in gradients else "None" for name in ("dx", "dweight", "dbias"))
-    outputs = {name: new for name, new in outputs.items() if name in gradients}
-    return prepared(chain, ("dy", "x", "weight", "bias", "statistics"), outputs, returned, careful)
+    code = ", ".join(name if name in gradients else "None" for name in returned)
+    return prepared(chain, arguments, outputs, code, careful)
 
 
 def new_gradient(param: Tensor) -> Tensor:

@@ -59,6 +59,16 @@ class GpuFamily(Family):
 
         return forward.train_track(problem, launches)
 
+    def train_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+        from . import forward
+
+        return forward.train_extras(problem, launches)
+
+    def train_extras_backward(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        from . import backward
+
+        return backward.train_extras_backward(problem, launches)
+
     def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
         from . import forward
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -124,8 +125,17 @@ def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tupl
 
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
-    """Return a launcher of (y, mean and rstd in one tensor), or None if the call has more operands than x, weight and bias."""
-    return _own_statistics(problem, launches, None, True) if not problem.track and _is_plain(problem) else None
+    """Return a launcher of (y, statistics), or None if the call has more operands than x, weight and bias."""
+    if problem.track or _has_extras(problem) or not _can_train(problem):
+        return None
+    return _own_statistics(problem, launches, None, True)
+
+
+def train_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual), or None if it cannot."""
+    if problem.track or not _has_extras(problem) or not _can_train(problem):
+        return None
+    return _own_statistics(problem, launches, None, True)
 
 
 def track(problem: NormProblem, launches: Launches) -> Tracking | None:
@@ -139,7 +149,7 @@ def train_track(problem: NormProblem, launches: Launches) -> Tracking | None:
 
 
 def _tracking(problem: NormProblem, launches: Launches, train: bool) -> Tracking | None:
-    if not problem.track or not _is_plain(problem) or len(problem.stat_shape) != 1:
+    if not problem.track or _has_extras(problem) or not _can_train(problem) or len(problem.stat_shape) != 1:
         return None
     made: dict[float, Callable[..., Any]] = {}
 
@@ -155,37 +165,64 @@ def _tracking(problem: NormProblem, launches: Launches, train: bool) -> Tracking
     return launch
 
 
-def _is_plain(problem: NormProblem) -> bool:
-    """Return whether x, weight and bias are the only operands, and the kernels can read x."""
-    return not (problem.addends or problem.scale or problem.shift or problem.given or problem.spec.mix or problem.from_y or problem.copied)
+def _has_extras(problem: NormProblem) -> bool:
+    return bool(problem.addends or problem.scale or problem.shift)
+
+
+def _can_train(problem: NormProblem) -> bool:
+    """Return whether the kernels compute the statistics and can read x, and the backward reads x."""
+    return not (problem.given or problem.spec.mix or problem.from_y or problem.copied)
 
 
 def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | None, train: bool) -> Callable[..., Any]:
-    """Return a launcher of y, or with `train` of (y, mean and rstd in one tensor).
+    """Return a launcher (x, weight, bias) -> y, or with `train` -> (y, statistics).
 
-    If there is a momentum, the launcher also takes running_mean and running_var, and updates them in place.
+    With extras, it also takes residual, scale and shift, and also returns x + residual or None. With a momentum, it also takes
+    running_mean and running_var, and updates them in place.
     """
-    count, second = prod(problem.stat_shape), packed_stride(problem)[0]
+    adds, extras = bool(problem.addends), _has_extras(problem)
+    running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
     outputs, parts = {"y": _like_y(problem)}, {}
     if train:
+        count, second = prod(problem.stat_shape), packed_stride(problem)[0]
         outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
         parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
-    running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
-    names = ["x", *_parameters(problem), *running]
-    chain = _chain_of(problem, launches, kernels(problem, launches), names, list(outputs), parts=parts, then=updates)
+    names = ["x", *["residual"] * adds, *_parameters(problem), *running]
+    chain = _chain_of(problem, launches, kernels(problem, launches, residual=adds), names, list(outputs), adds, parts, updates)
+    arguments = "x", "weight", "bias", *(["residual", "scale", "shift"] if extras else running)
 
-    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, *updated: Tensor) -> Any:
-        device = x.get_device()
+    def careful(*tensors: Tensor | None) -> Any:
+        given = dict(zip(arguments, tensors))
+        x: Any = given["x"]
+        device, residual = x.get_device(), given.get("residual")
         if device != current_device():
             with torch.cuda.device(device):
-                return careful(x, weight, bias, *updated)
+                return careful(*tensors)
+        if residual is not None and not x.stride() == residual.stride() == problem.stride:
+            return _add_first(problem, launches, given)
+        params = [dense(given[name]) for name in _parameters(problem)]
+        inputs = [_readable(problem, launches, x), *[residual] * adds, *params, *[given[name] for name in running]]
         made = [allocate(*new) for new in outputs.values()]
-        inputs = [_readable(problem, launches, x), *[dense(t) for t in (weight, bias) if t is not None], *updated]
-        chain.launch(device, inputs, [*made, *_counters(launches, device)])
-        return tuple(made) if train else made[0]
+        total = [allocate(problem.shape, problem.stride, problem.dtype)] * adds
+        chain.launch(device, inputs, [*made, *_counters(launches, device), *total])  # pyright: ignore[reportArgumentType]
+        return (*made, *(total or [None])) if extras else tuple(made) if train else made[0]
 
-    layouts, arguments = dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32)), ("x", "weight", "bias", *running)
-    return prepared(chain, arguments, outputs, ", ".join(outputs), careful, layouts, _counters_of(launches))
+    layouts = dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32))
+    layouts |= {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else {}
+    returned = ", ".join([*outputs, "sum" if adds else "None"] if extras else outputs)
+    written = outputs | ({"sum": New(problem.shape, problem.stride, problem.dtype)} if adds else {})
+    return prepared(chain, arguments, written, returned, careful, layouts, _counters_of(launches))
+
+
+def _add_first(problem: NormProblem, launches: Launches, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (y, statistics, x + residual) where kernels cannot add x and the residual, because their strides differ."""
+    require_memory(("input", "residual"), (given["x"], given["residual"]))
+    total = torch.add(given["x"], given["residual"], out=allocate(problem.shape, problem.stride, problem.dtype))
+    summed = replace(problem, addends=None)
+    launch = _own_statistics(summed, launches, None, True)
+    extras = (None, given["scale"], given["shift"]) if _has_extras(summed) else ()
+    y, statistics, *_ = launch(total, given["weight"], given["bias"], *extras)
+    return y, statistics, total
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
