@@ -68,10 +68,10 @@ def _count_kernels(launched: list[int]) -> list[Any]:
     """Counts the calls of Triton kernels, if Triton is installed."""
     if find_spec("triton") is None:
         return []
-    from onepass.backends.gpu import backward, forward
+    from onepass.backends.gpu import short_backward, short_forward
     from onepass.backends.gpu.launch.chain import Chain
 
-    launch, prepare = Chain.launch, forward.prepared
+    launch, prepare = Chain.launch, short_forward.prepared
 
     def counted(self: Any, *args: Any) -> Any:
         launched[0] += len(self.steps)
@@ -87,7 +87,10 @@ def _count_kernels(launched: list[int]) -> list[Any]:
 
         return made if made is careful else counted_prepared
 
-    return [patch.object(Chain, "launch", counted), *(patch.object(module, "prepared", prepared) for module in (forward, backward))]
+    return [
+        patch.object(Chain, "launch", counted),
+        *(patch.object(module, "prepared", prepared) for module in (short_forward, short_backward)),
+    ]
 
 
 def require_ran(runs: list[Run], family: str, *directions: str) -> None:

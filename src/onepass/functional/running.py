@@ -11,7 +11,7 @@ from onepass.check.extras import as_channel_dim
 from onepass.check.norms import check_batch_norm, check_instance_norm
 from onepass.core import norms
 from onepass.core.operands import Result
-from onepass.dispatch import call
+from onepass.dispatch import call, tracking
 
 from .extras import Extras, Modulation, RunningStatistics, normalize_with_extras, output_of, spec_fields
 from .overrides import call_override, has_override
@@ -116,7 +116,7 @@ def batch_norm(
         update_running(running_mean, running_var, result.mean, unbiased(result.var, input), momentum)
 
     operands = input, weight, bias, running_mean, running_var, momentum
-    y = call.normalize_and_track(define_batch_norm, args, *operands, update) if plain and track else None  # pyright: ignore[reportArgumentType]
+    y = tracking.normalize_and_track(define_batch_norm, args, *operands, update) if plain and track else None  # pyright: ignore[reportArgumentType]
     if y is not None:
         return y
 
@@ -131,8 +131,8 @@ def batch_norm(
     extras = channel_dim, modulate, out, return_stats
     if not training:
         return _evaluate(args, input, running, weight, bias, extras)
-    if plain and track and call.may_track(define_batch_norm, args, *operands):
-        y = call.normalize_and_track(define_batch_norm, args, *operands, update)  # pyright: ignore[reportArgumentType]
+    if plain and track and tracking.may_track(define_batch_norm, args, *operands):
+        y = tracking.normalize_and_track(define_batch_norm, args, *operands, update)  # pyright: ignore[reportArgumentType]
         if y is not None:
             return y
     keywords: dict[str, Any] = {"running": running, "track": track, "update": update if track and input.numel() else None}

@@ -40,44 +40,44 @@ class GpuFamily(Family):
         return backward.backward(problem, launches)
 
     def infer(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.infer(problem, launches)
+        return short_forward.infer(problem, launches)
 
     def infer_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.infer_extras(problem, launches)
+        return short_forward.infer_extras(problem, launches)
 
     def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.track(problem, launches)
+        return short_forward.track(problem, launches)
 
     def train_track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.train_track(problem, launches)
+        return short_forward.train_track(problem, launches)
 
     def train_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.train_extras(problem, launches)
+        return short_forward.train_extras(problem, launches)
 
     def train_extras_backward(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
-        from . import backward
+        from . import short_backward
 
-        return backward.train_extras_backward(problem, launches)
+        return short_backward.train_extras_backward(problem, launches)
 
     def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
-        from . import forward
+        from . import short_forward
 
-        return forward.train_forward(problem, launches)
+        return short_forward.train_forward(problem, launches)
 
     def train_backward(self, problem: NormProblem, launches: Launches) -> TrainingBackward | None:
-        from . import backward
+        from . import short_backward
 
-        return backward.train_backward(problem, launches)
+        return short_backward.train_backward(problem, launches)
 
 
 class TrafficFamily(GpuFamily):

@@ -5,7 +5,7 @@ one device, without loops: it reads addresses, allocates outputs, and calls Trit
 Whatever is unusual goes to `careful`, which computes the same: another device, an address that is no multiple of 16 or has no memory
 behind it, other strides, torch's deterministic mode.
 
-The function of a layer_norm of 4 rows of 1024 elements looks like this:
+The function for 4 rows of 1024 elements looks like this:
 
     def launch(x, weight, bias, mean, var):
         if fills_memory() or current_device() != 0 or x.get_device() != 0 or weight.get_device() != 0 or ...:

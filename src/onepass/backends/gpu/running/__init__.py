@@ -1,1 +1,1 @@
-"""The update of running statistics: one more launch after those of a batch_norm."""
+"""The update of running statistics: one more launch after those of a norm."""

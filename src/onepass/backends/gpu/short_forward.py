@@ -1,0 +1,167 @@
+"""Launchers of a forward with little host time, for calls with few kinds of operands. `forward.py` has the launcher for all.
+
+Each is a function that launch/prepared.py writes. For the unusual calls, it gets a `careful` function that computes the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from onepass.backends.family import Launches, Tracking, TrainingForward
+from onepass.backends.gpu.launch.chain import Part
+from onepass.backends.gpu.launch.kernel import dense
+from onepass.backends.gpu.launch.prepared import Layout, New, prepared
+from onepass.backends.gpu.launch.stream import allocate, current_device
+from onepass.backends.gpu.running.launch import update_step
+from onepass.core.memory import require_memory
+from onepass.core.operands import NO_OPTIONAL, OptionalOperands
+from onepass.core.problem import NormProblem
+from onepass.core.statistics import packed_shape, packed_stride
+
+from .forward import chain_for, chain_of, counters_for, counters_of, forward, kernels, parameters, readable
+
+
+def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+    """Return a launcher of y alone. Return None if x must be copied or added to a residual, or with a modulation or a mix."""
+    if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix:
+        return None
+    general = forward(problem, launches, False)
+
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None) -> Tensor:
+        return general(x, weight, bias, mean, var, NO_OPTIONAL).y
+
+    chain, names = chain_for(problem, launches, (), False), ("x", "weight", "bias", "mean", "var")
+    given = Layout(problem.stat_stride, problem.stat_shape, torch.float32)
+    layouts = {"mean": given, "var": given} if problem.given else None
+    return prepared(chain, names, {"y": like_y(problem)}, "y", careful, layouts, counters_of(launches))
+
+
+def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, x + residual), or None if `forward` must prepare x."""
+    if problem.copied or problem.given or problem.spec.mix:
+        return None
+    adds, general = problem.addends is not None, forward(problem, launches, False)
+
+    def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, *extras: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        require_memory(("input", "weight", "bias", "residual", "scale", "shift"), (x, weight, bias, *extras))
+        result = general(x, weight, bias, None, None, OptionalOperands(*extras))
+        return result.y, result.sum
+
+    chain, names = chain_for(problem, launches, (), False, residual=adds), ("x", "weight", "bias", "residual", "scale", "shift")
+    total = New(problem.shape, problem.stride, problem.dtype)
+    outputs = {"y": like_y(problem), "sum": total} if adds else {"y": like_y(problem)}
+    layouts = {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else None
+    return prepared(chain, names, outputs, "y, sum" if adds else "y, None", careful, layouts, counters_of(launches))
+
+
+def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
+    """Return a launcher of (y, statistics), or None if the call has more operands than x, weight and bias."""
+    if problem.track or _has_extras(problem) or not _can_train(problem):
+        return None
+    return _own_statistics(problem, launches, None, True)
+
+
+def train_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual), or None if it cannot."""
+    if problem.track or not _has_extras(problem) or not _can_train(problem):
+        return None
+    return _own_statistics(problem, launches, None, True)
+
+
+def track(problem: NormProblem, launches: Launches) -> Tracking | None:
+    """Return a launcher of y that updates running statistics, or None if they are not one per channel or there are more operands."""
+    return _tracking(problem, launches, False)
+
+
+def train_track(problem: NormProblem, launches: Launches) -> Tracking | None:
+    """As `track`, but the launcher returns (y, mean and rstd in one tensor)."""
+    return _tracking(problem, launches, True)
+
+
+def _tracking(problem: NormProblem, launches: Launches, train: bool) -> Tracking | None:
+    if not problem.track or _has_extras(problem) or not _can_train(problem) or len(problem.stat_shape) != 1:
+        return None
+    made: dict[float, Callable[..., Any]] = {}
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, /) -> Any:
+        run = made.get(momentum)
+        if run is None:
+            with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+                run = made[momentum] = _own_statistics(problem, launches, momentum, train)
+        result = run(x, weight, bias, running_mean, running_var)
+        increment_version((running_mean, running_var))  # tells autograd that both tensors were changed in place
+        return result
+
+    return launch
+
+
+def _has_extras(problem: NormProblem) -> bool:
+    return bool(problem.addends or problem.scale or problem.shift)
+
+
+def _can_train(problem: NormProblem) -> bool:
+    """Return whether the kernels compute the statistics and can read x, and the backward reads x."""
+    return not (problem.given or problem.spec.mix or problem.from_y or problem.copied)
+
+
+def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | None, train: bool) -> Callable[..., Any]:
+    """Return a launcher (x, weight, bias) -> y, or with `train` -> (y, statistics).
+
+    With extras, it also takes residual, scale and shift, and also returns x + residual or None. With a momentum, it also takes
+    running_mean and running_var, and updates them in place.
+    """
+    adds, extras = bool(problem.addends), _has_extras(problem)
+    running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
+    outputs, parts = {"y": like_y(problem)}, {}
+    if train:
+        count, second = prod(problem.stat_shape), packed_stride(problem)[0]
+        outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
+        parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
+    names = ["x", *["residual"] * adds, *parameters(problem), *running]
+    chain = chain_of(problem, launches, kernels(problem, launches, residual=adds), names, list(outputs), adds, parts, updates)
+    arguments = "x", "weight", "bias", *(["residual", "scale", "shift"] if extras else running)
+
+    def careful(*tensors: Tensor | None) -> Any:
+        given = dict(zip(arguments, tensors))
+        x: Any = given["x"]
+        device, residual = x.get_device(), given.get("residual")
+        if device != current_device():
+            with torch.cuda.device(device):
+                return careful(*tensors)
+        if residual is not None and not x.stride() == residual.stride() == problem.stride:
+            return _add_first(problem, launches, given)
+        params = [dense(given[name]) for name in parameters(problem)]
+        inputs = [readable(problem, launches, x), *[residual] * adds, *params, *[given[name] for name in running]]
+        made = [allocate(*new) for new in outputs.values()]
+        total = [allocate(problem.shape, problem.stride, problem.dtype)] * adds
+        chain.launch(device, inputs, [*made, *counters_for(launches, device), *total])  # pyright: ignore[reportArgumentType]
+        return (*made, *(total or [None])) if extras else tuple(made) if train else made[0]
+
+    layouts = dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32))
+    layouts |= {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else {}
+    returned = ", ".join([*outputs, "sum" if adds else "None"] if extras else outputs)
+    written = outputs | ({"sum": New(problem.shape, problem.stride, problem.dtype)} if adds else {})
+    return prepared(chain, arguments, written, returned, careful, layouts, counters_of(launches))
+
+
+def _add_first(problem: NormProblem, launches: Launches, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (y, statistics, x + residual) where kernels cannot add x and the residual, because their strides differ."""
+    require_memory(("input", "residual"), (given["x"], given["residual"]))
+    total = torch.add(given["x"], given["residual"], out=allocate(problem.shape, problem.stride, problem.dtype))
+    summed = replace(problem, addends=None)
+    launch = _own_statistics(summed, launches, None, True)
+    extras = (None, given["scale"], given["shift"]) if _has_extras(summed) else ()
+    y, statistics, *_ = launch(total, given["weight"], given["bias"], *extras)
+    return y, statistics, total
+
+
+def like_y(problem: NormProblem) -> New:
+    return New(problem.shape, problem.y_stride, problem.dtype)
