@@ -1,11 +1,13 @@
 """A call like a recent one skips the checks, and so does its backward. Whatever differs from the recent one is still found."""
 
+import weakref
 from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -294,3 +296,19 @@ def test_a_negative_gradient_of_the_sum():
         dsum = torch.randn(4, 8)
         expected = torch.autograd.grad((y, total), (x, r), (torch.ones(4, 8), dsum.neg()), retain_graph=True)
         assert_close(torch.autograd.grad((y, total), (x, r), (torch.ones(4, 8), torch._neg_view(dsum))), expected)
+
+
+@every_call
+def test_symbolic_shapes(name):
+    tensors = _tensors()
+    expected = CALLS[name](*tensors)
+    traced = make_fx(CALLS[name], tracing_mode="symbolic")(*tensors)
+    assert_close(traced(*tensors), expected)
+
+
+def test_tensors_are_not_kept_alive():
+    x, w, b = _tensors()
+    CALLS["layer_norm"](x, w, b)
+    alive = [weakref.ref(t) for t in (x, w, b)]
+    del x, w, b
+    assert [ref() for ref in alive] == [None, None, None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, is_autocast_enabled
+from torch import Tensor
 
 from onepass.check.arguments import as_float, as_int
 from onepass.check.extras import as_channel_dim
@@ -11,7 +11,7 @@ from onepass.core import norms
 from onepass.dispatch import call
 
 from .extras import Modulation, normalize_with_extras, output_of, spec_fields
-from .overrides import autocast, call_override, has_override
+from .overrides import autocast, call_override, cuda_autocast, has_override
 
 
 def group_norm(
@@ -43,7 +43,7 @@ def group_norm(
         eps = as_float("group_norm", "eps", 5, eps)
     if channel_dim != 1:
         channel_dim = as_channel_dim(input, channel_dim)
-    if is_autocast_enabled("cuda"):
+    if cuda_autocast():
         input, weight, bias = autocast(input, weight, bias)
     args = num_groups, eps, channel_dim, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
@@ -75,7 +75,7 @@ def layer_norm2d(
         return call_override(layer_norm2d, locals())
     if type(eps) is not float:
         eps = as_float("layer_norm2d", "eps", 4, eps)
-    if is_autocast_enabled("cuda"):
+    if cuda_autocast():
         input, weight, bias = autocast(input, weight, bias)
     args = eps, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:

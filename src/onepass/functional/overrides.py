@@ -11,6 +11,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass.check.arguments import require_tensor
 
+# Whether autocast is on for CUDA. Called with "cuda", it returns the same and takes three times as long, 0.4 µs.
+cuda_autocast = torch.is_autocast_enabled
+
 
 def has_override(input: Any) -> bool:
     """Return whether `input` has its own `__torch_function__`, like torch.fx.Proxy. If not, raise unless `input` is a tensor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, is_autocast_enabled
+from torch import Tensor
 
 from onepass.check.arguments import as_float, as_int, as_shape
 from onepass.check.extras import as_channel_dim, check_residual
@@ -13,7 +13,7 @@ from onepass.dispatch import call
 
 from .channels import define_group_norm, group_norm
 from .extras import Modulation, normalize_with_extras
-from .overrides import autocasts_to_float32, call_override, has_override
+from .overrides import autocasts_to_float32, call_override, cuda_autocast, has_override
 from .rows import define_layer_norm, define_rms_norm, is_tuple_of_ints, layer_norm
 
 
@@ -40,7 +40,7 @@ def add_layer_norm(
         return call_override(add_layer_norm, locals())
     if type(eps) is not float:
         eps = as_float("add_layer_norm", "eps", 6, eps)
-    if modulate is None and is_tuple_of_ints(normalized_shape) and not is_autocast_enabled("cuda"):
+    if modulate is None and is_tuple_of_ints(normalized_shape) and not cuda_autocast():
         args = normalized_shape, eps, granularity, weight_offset, activation, False
         known = call.normalize_known(define_layer_norm, args, input, weight, bias, residual)
         if known is not None:
@@ -115,7 +115,7 @@ def add_group_norm(
         return call_override(add_group_norm, locals())
     if type(eps) is not float:
         eps = as_float("add_group_norm", "eps", 6, eps)
-    if modulate is None and type(num_groups) is int and channel_dim == 1 and not is_autocast_enabled("cuda"):
+    if modulate is None and type(num_groups) is int and channel_dim == 1 and not cuda_autocast():
         args = num_groups, eps, 1, activation, False
         known = call.normalize_known(define_group_norm, args, input, weight, bias, residual)
         if known is not None:

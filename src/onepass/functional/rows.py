@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_autocast_enabled
+from torch import Tensor
 
 from onepass.check.arguments import as_float, as_shape
 from onepass.check.extras import check_weight_offset
@@ -16,7 +16,7 @@ from onepass.core import norms
 from onepass.dispatch import call, route
 
 from .extras import Modulation, normalize_with_extras, output_of, spec_fields
-from .overrides import autocast, call_override, has_override
+from .overrides import autocast, call_override, cuda_autocast, has_override
 
 
 def layer_norm(
@@ -47,7 +47,7 @@ def layer_norm(
     shape = normalized_shape if is_tuple_of_ints(normalized_shape) else as_shape("layer_norm", normalized_shape)
     if type(eps) is not float:
         eps = as_float("layer_norm", "eps", 5, eps)
-    if is_autocast_enabled("cuda"):
+    if cuda_autocast():
         input, weight, bias = autocast(input, weight, bias)
     args = shape, eps, granularity, weight_offset, activation, modulate is not None, save
     if modulate is None and out is None and not return_stats:
