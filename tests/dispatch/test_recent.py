@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -299,11 +300,20 @@ def test_a_negative_gradient_of_the_sum():
 
 
 @every_call
-def test_symbolic_shapes(name):
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_tracing(name, mode):
     tensors = _tensors()
     expected = CALLS[name](*tensors)
-    traced = make_fx(CALLS[name], tracing_mode="symbolic")(*tensors)
+    traced = make_fx(CALLS[name], tracing_mode=mode)(*tensors)
+    assert "onepass.norm" in traced.code
     assert_close(traced(*tensors), expected)
+
+
+@every_call
+def test_fake_tensors(name):
+    CALLS[name](*_tensors())
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(CALLS[name](*_tensors()), FakeTensor)
 
 
 def test_tensors_are_not_kept_alive():

@@ -24,7 +24,7 @@ from .autograd import Update, apply_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
 from .packed import apply_extras_norm, apply_plain_norm
 from .recent import find_recent, key_of, note, recall
-from .route import DIRECT, OP, compiling, grad_enabled, route
+from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, in_plain_context, jit_tracing, route
 
 
 def normalize(
@@ -43,8 +43,8 @@ def normalize(
     cache key, so pass a module-level function and not a new lambda in each call. `check` runs before it and may check mean
     and var.
     """
-    # `recall(key_of(...), ...)`, written out: every call passes here.
-    if not compiling() and forward_ad._current_level < 0:
+    # `recall(key_of(...), ...)` if `in_plain_context()`, written out: every call passes here.
+    if not (compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0):
         key = (
             define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape,
             weight is None, bias is None, mean is None, var is None,
@@ -115,6 +115,8 @@ def normalize_known(
 
     Return None and do nothing unless `normalize_with` has run a call of this kind, or if the call fails: it will raise a better error.
     """
+    if not in_plain_context():
+        return None
     operands = x, weight, bias, residual, scale, shift
     try:
         key = key_of(define, args, x, weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift)

@@ -2,8 +2,8 @@
 
 torch.compile guards its graphs by `TensorGuards`. One call of it compares types, dtypes, devices, sizes, strides, `requires_grad` and
 dispatch keys of several tensors. That takes 0.7 µs for three tensors (Neoverse-N1 CPU, 2026-11-17). Python needs 4 µs to read the
-same values. Dispatch keys show negative bits, zero tensors, wrappers of functorch and legacy vmap, dispatch modes, functorch
-transforms and `torch.jit.trace`. They show neither grad mode nor forward-mode differentiation, which callers must check.
+same values. Dispatch keys show negative bits, zero tensors, and wrappers of functorch and legacy vmap. They do not show all dispatch
+modes, nor forward-mode differentiation or grad mode. So callers check `in_plain_context` of route.py, and keys have the grad mode.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from onepass.planning.options import batch_invariant, options_in_context
 
-from .route import compiling, grad_enabled
+from .route import grad_enabled
 
 Same = Callable[..., bool]  # returns whether tensors are like the earlier ones
 Key = tuple[Any, ...]
@@ -44,11 +43,9 @@ def same_as(tensors: Sequence[Tensor]) -> Same | None:
 
 def recall(key: Key, operands: Sequence[Tensor | None]) -> Callable[..., Any] | None:
     """Return the launcher of an earlier call with this key and with tensors like these, or None."""
-    if compiling() or forward_ad._current_level >= 0:
-        return None
     try:
         variants = find_recent(key)
-    except TypeError:  # a symbolic shape, or an argument that cannot be hashed
+    except TypeError:  # an argument cannot be hashed
         return None
     if variants is None:
         return None

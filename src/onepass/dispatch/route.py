@@ -25,6 +25,11 @@ jit_tracing = torch._C._is_tracing
 compiling = torch.compiler.is_dynamo_compiling  # False in a non-strict export, which `dispatch_modes` detects
 
 
+def in_plain_context() -> bool:
+    """Return whether calls with plain tensors take the route DIRECT, and their backwards too if they are not differentiated."""
+    return not (compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0)
+
+
 def route(*operands: Tensor | None) -> str:
     """Return the route that a call with these tensors takes in the current context: DIRECT, OP or REFERENCE."""
     if compiling():

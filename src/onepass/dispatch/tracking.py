@@ -17,7 +17,7 @@ from .autograd import Update, apply_norm
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare
 from .packed import Running, apply_plain_norm
 from .recent import key_of, note, recall
-from .route import DIRECT, grad_enabled, route
+from .route import DIRECT, grad_enabled, in_plain_context, route
 
 
 def normalize_and_track(
@@ -36,6 +36,8 @@ def normalize_and_track(
     Return None and do nothing unless `may_track` has accepted a call of this kind, or if the call fails: a checked call will raise a
     better error.
     """
+    if not in_plain_context():
+        return None
     operands, running = (x, weight, bias, running_mean, running_var), [running_mean, running_var, momentum]
     key = key_of(define, args, x, "track", momentum, weight is None, bias is None)
     launch = recall(key, operands)
