@@ -51,10 +51,11 @@ def normalize(
         )  # fmt: skip
         try:
             for same, launch in find_recent(key, ()):
-                if var is not None or bias is None:
-                    if same(*[t for t in (x, weight, bias, mean, var) if t is not None]):
-                        return launch(x, weight, bias, mean, var)
-                elif same(x, weight, bias):
+                if var is not None or weight is None:
+                    like = same(*[t for t in (x, weight, bias, mean, var) if t is not None])
+                else:
+                    like = same(x, weight) if bias is None else same(x, weight, bias)
+                if like:
                     return launch(x, weight, bias, mean, var)
         except (RuntimeError, TypeError):
             pass  # checks follow, and may raise a better error. TypeError: an argument cannot be hashed

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from onepass.check.saved import PACKED_SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core.memory import ZeroTensor
@@ -18,7 +19,7 @@ from onepass.core.statistics import unpack
 
 from .autograd import general_backward, skip_functorch
 from .launchers import Launchers
-from .route import DIRECT, OP, grad_enabled, in_plain_context, route_backward
+from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route_backward
 
 Running = list[Any]  # running_mean, running_var and the momentum of an update; empty after it
 
@@ -106,9 +107,11 @@ def _in_extras_order(grads: Sequence[Tensor | None], x: torch.dtype, residual: t
 
 def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Sequence[Tensor | None]) -> bool:
     """Return whether the tensors of a backward are like some that `packed_backward` has checked, in a context like theirs."""
-    if grad_enabled() or not in_plain_context():
+    if (  # `in_plain_context`, written out
+        grad_enabled() or compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
+    ):  # fmt: skip
         return False
-    present = [dy, *[t for t in saved if t is not None]] if dsum is None else [dy, dsum, *[t for t in saved if t is not None]]
+    present = [t for t in (dy, dsum, *saved) if t is not None]
     for same in launchers.checked.get(len(present), ()):  # noqa: SIM110, `any` of a generator takes longer than this loop
         if same(*present):
             return True

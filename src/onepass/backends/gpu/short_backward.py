@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,54 +22,52 @@ from onepass.core.statistics import packed_stride
 
 from .backward import has_sets_of_one, steps_of
 
+Run = Callable[..., tuple[Tensor | None, ...]]
+# The arguments of a Run. Without extras it has the first five.
+ARGUMENTS: tuple[str, ...] = ("dy", "x", "weight", "bias", "statistics", "scale", "shift", "dsum")
+
 
 def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward | None:
     """Return the backward of `train_forward` in short_forward.py, or None if the call has more operands than x, weight and bias."""
-    if problem.addends or problem.scale or problem.shift:
+    if problem.addends or problem.scale or problem.shift or not _can_train(problem):
         return None
-    launch = train_extras_backward(problem, launches)
-    if launch is None:
-        return None
-
-    def plain(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
-    ) -> tuple[Tensor | None, ...]:
-        return launch(dy, x, weight, bias, statistics, None, None, None, needs)
-
-    return plain
-
-
-def train_extras_backward(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
-    """Return (dy, x, weight, bias, statistics, scale, shift, dsum, needs) -> dx, dweight and so on, or None if it cannot."""
-    if problem.given or problem.spec.mix or problem.from_y or problem.copied or has_sets_of_one(problem):
-        return None
-    made: dict[tuple[bool, ...], Callable[..., tuple[Tensor | None, ...]]] = {}
+    made: dict[tuple[bool, ...], Run] = {}
 
     def launch(
-        dy: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        statistics: Tensor,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        dsum: Tensor | None,
-        needs: tuple[bool, ...],
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
     ) -> tuple[Tensor | None, ...]:
-        key = needs if dsum is None else (*needs, True, True)
+        run = made.get(needs)
+        if run is None:
+            run = made[needs] = _run(problem, launches, Needs(*needs), x, (weight, bias))
+        return run(dy, x, weight, bias, statistics)
+
+    return launch
+
+
+def train_extras_backward(problem: NormProblem, launches: Launches) -> Run | None:
+    """Return (*ARGUMENTS, needs) -> dx, dweight, dbias, dscale, dshift, or None if it cannot. x is x + residual."""
+    if not (problem.addends or problem.scale or problem.shift) or not _can_train(problem):
+        return None
+    made: dict[tuple[bool, ...], Run] = {}
+
+    def launch(dy: Tensor, x: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+        weight, bias, statistics, scale, shift, dsum, needs = others
+        key = *needs, dsum is None
         run = made.get(key)
         if run is None:
-            with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-                run = made[key] = _train_backward(problem, launches, Needs(*needs), dsum is not None, (weight, bias, scale, shift))
+            run = made[key] = _run(problem, launches, Needs(*needs), x, (weight, bias, scale, shift), dsum is not None)
         return run(dy, x, weight, bias, statistics, scale, shift, dsum)
 
     return launch
 
 
-def _train_backward(
-    problem: NormProblem, launches: Launches, needs: Needs, dsum: bool, params: Sequence[Tensor | None]
-) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Return the launcher of these gradients, for the current device.
+def _can_train(problem: NormProblem) -> bool:
+    """Return whether kernels compute the gradients from x and its own statistics."""
+    return not (problem.given or problem.spec.mix or problem.from_y or problem.copied or has_sets_of_one(problem))
+
+
+def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, params: Sequence[Tensor | None], dsum: bool = False) -> Run:
+    """Return the launcher of these gradients, for the device of x.
 
     Later parameters have the shapes and dtypes of those given here, because a launcher serves one kind of call.
     """
@@ -80,11 +79,8 @@ def _train_backward(
     outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
     outputs |= {f"d{name}": New(tuple(t.shape), dense(t).stride(), t.dtype) for name, t in zip(PARAMETERS, params) if t is not None}
     outputs = {name: outputs[name] for name in gradients}
-    arguments, returned = (
-        ("dy", "x", "weight", "bias", "statistics", "scale", "shift", "dsum"),
-        ("dx", "dweight", "dbias", "dscale", "dshift"),
-    )
-    returned = returned if problem.addends or problem.scale or problem.shift else returned[:3]
+    arguments = ARGUMENTS[: 5 if len(params) == 2 else 8]
+    returned = ["dx", *(f"d{name}" for name, _ in zip(PARAMETERS, params))]
 
     def careful(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         given = dict(zip(arguments, tensors))
@@ -98,4 +94,5 @@ def _train_backward(
         return tuple(made.get(name) for name in returned)
 
     code = ", ".join(name if name in gradients else "None" for name in returned)
-    return prepared(chain, arguments, outputs, code, careful)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        return prepared(chain, arguments, outputs, code, careful)
