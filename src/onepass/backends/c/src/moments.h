@@ -46,6 +46,21 @@ VECTOR_LOOP void merge_column_moments(double *restrict mean, double *restrict m2
     }
 }
 
+/* (14) and (15) for each of n columns: `other` describes `rows` more rows than the `before` rows of mean and m2. */
+VECTOR_LOOP void merge_double_moments(double *restrict mean, double *restrict m2, const double *restrict other_mean,
+                                      const double *restrict other_m2, double before, double rows, int64_t n) {
+    double share = rows / (before + rows);
+    for (int64_t j = 0; j < n; j++) {
+        double delta = other_mean[j] - mean[j];
+        mean[j] += delta * share;
+        m2[j] = m2[j] + other_m2[j] + delta * delta * before * share;
+    }
+}
+
+VECTOR_LOOP void add_doubles(double *restrict sum, const double *restrict x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
 VECTOR_LOOP void add_to_doubles(double *restrict sum, const float *restrict x, int64_t n) {
     for (int64_t i = 0; i < n; i++) sum[i] += x[i];
 }

@@ -4,10 +4,11 @@
    in double, for the parameters that it uses. At the end the parts are added up in order.
    So the results do not depend on the number of threads. */
 #pragma once
-#include "parallel.h"
+#include "batches.h"
 #include "moments.h"
 
 enum { MAX_PARTS = 64, MIN_PART_ELEMENTS = 1 << 15 };
+enum { SMALL_REDUCTION = 1 << 17 }; /* partial sums that one thread adds up */
 enum { ROWS_PER_FLUSH = 32 }; /* after this many rows, sums of floats are added to the partial sums in double */
 enum { ARRAY_GAP = 96 };      /* elements between arrays: accesses whose last 12 address bits agree delay each other */
 
@@ -137,5 +138,6 @@ static void partials_reduce(const Problem *problem, const Tensors *tensors, cons
         reduction.chunks[which] = parameter_gradient(tensors, which) ? ceil_div(param_map_of(problem, which)->size, BLOCK) : 0;
         tasks += reduction.chunks[which];
     }
-    run_parallel(reduce_partials_task, &reduction, tasks, threads, NULL, 0);
+    /* A region costs more than a small reduction. */
+    run_parallel(reduce_partials_task, &reduction, tasks, parts * tasks * BLOCK < SMALL_REDUCTION ? 1 : threads, NULL, 0);
 }

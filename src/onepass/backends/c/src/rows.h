@@ -34,10 +34,11 @@ typedef struct {
     const Tensors *tensors;
     SetCut cut;
     int uniform;             /* the elements of a block share their parameters */
-    int64_t first_set, sets; /* of this batch */
+    int64_t sets;
+    int64_t per_batch;       /* sets that threads share at a time */
     int64_t per_task;        /* sets, or runs if statistics are given */
-    Moments *pieces;         /* moments of each piece, if threads share sets */
-    double *c1, *c2;         /* in a backward: sums of each piece */
+    Moments *pieces;         /* (slot, set, piece): moments, if threads share sets */
+    double *c1, *c2;         /* in a backward: sums of each piece, likewise */
     Partials *partials;
     int64_t parts;
     int keeps_dz;
@@ -116,18 +117,43 @@ static void rows_given_statistics_task(void *job, int64_t number, void *scratch)
     }
 }
 
-static void rows_piece_moments_task(void *job, int64_t number, void *scratch) {
-    const RowJob *rows = job;
-    rows_piece_moments(rows, rows->first_set + number / rows->cut.pieces, number % rows->cut.pieces, scratch, rows->pieces + number);
+static int64_t batch_sets(const RowJob *rows, int64_t batch) { return min(rows->per_batch, rows->sets - batch * rows->per_batch); }
+
+/* Where the moments or sums of piece `number` of a batch are. */
+static int64_t set_piece_offset(const RowJob *rows, int64_t batch, int64_t number) {
+    return batch % BATCHES_IN_FLIGHT * rows->per_batch * rows->cut.pieces + number;
 }
 
-static void rows_normalize_piece_task(void *job, int64_t number, void *scratch) {
+static void rows_piece_moments_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    rows_piece_moments(rows, batch * rows->per_batch + number / rows->cut.pieces, number % rows->cut.pieces, scratch,
+                       rows->pieces + set_piece_offset(rows, batch, number));
+}
+
+static void rows_merge_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    (void)number, (void)scratch;
+    for (int64_t set = 0; set < batch_sets(rows, batch); set++) {
+        const Moments *pieces = rows->pieces + set_piece_offset(rows, batch, set * rows->cut.pieces);
+        Moments all = {0.0, 0.0, 0.0};
+        for (int64_t piece = 0; piece < rows->cut.pieces; piece++) all = merge_moments(all, pieces[piece], (int)rows->problem->centered);
+        write_statistics(rows->problem, rows->tensors, batch * rows->per_batch + set, all);
+    }
+}
+
+static void rows_normalize_piece_task(void *job, int64_t batch, int64_t number, void *scratch) {
     const RowJob *rows = job;
     RowBuffers *buffers = scratch;
-    int64_t set = rows->first_set + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t set = batch * rows->per_batch + number / rows->cut.pieces, piece = number % rows->cut.pieces;
     int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece);
     affine_cache_clear(&buffers->affine);
     for (int64_t block = piece * rows->cut.blocks_per_piece; block < end; block++) rows_normalize_block(rows, set, block, buffers);
+}
+
+/* A stage with one task for each piece of a batch. */
+static Stage set_pieces_stage(const RowJob *rows, StageTask task) {
+    int64_t last = ceil_div(rows->sets, rows->per_batch) - 1;
+    return (Stage){task, rows->per_batch * rows->cut.pieces, batch_sets(rows, last) * rows->cut.pieces};
 }
 
 /* Whether threads share sets: sets that are too large for a cache, or too few to give each thread one. */
@@ -151,8 +177,9 @@ static int rows_forward(const Problem *problem, const Tensors *tensors, int64_t 
     RowJob rows = make_row_job(problem, tensors, !problem->activation && !problem->residual_type);
     int64_t size = problem->reps * problem->run, scratch = aligned_size(sizeof(RowBuffers));
     int shared = !problem->given_statistics && rows_share_sets(problem, 1 << 17);
-    int64_t batch = shared ? min(rows.sets, batch_size(size * element_size(problem->type))) : 0;
-    char *memory = allocate_buffer(threads * scratch + batch * rows.cut.pieces * (int64_t)sizeof(Moments));
+    rows.per_batch = min(rows.sets, batch_size(size * element_size(problem->type)));
+    int64_t pieces = shared ? BATCHES_IN_FLIGHT * rows.per_batch * rows.cut.pieces : 0;
+    char *memory = allocate_buffer(threads * scratch + pieces * (int64_t)sizeof(Moments));
     if (!memory) return 1;
     rows.pieces = (Moments *)(memory + threads * scratch);
     if (problem->given_statistics) {
@@ -161,16 +188,11 @@ static int rows_forward(const Problem *problem, const Tensors *tensors, int64_t 
     } else if (!shared) {
         rows.per_task = max(1, MIN_PART_ELEMENTS / size);
         run_parallel(rows_whole_sets_task, &rows, ceil_div(rows.sets, rows.per_task), threads, memory, scratch);
-    } else for (; rows.first_set < rows.sets; rows.first_set += batch) {
-        int64_t sets = min(batch, rows.sets - rows.first_set);
-        run_parallel(rows_piece_moments_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
-        for (int64_t set = 0; set < sets; set++) {
-            Moments all = {0.0, 0.0, 0.0};
-            for (int64_t piece = 0; piece < rows.cut.pieces; piece++)
-                all = merge_moments(all, rows.pieces[set * rows.cut.pieces + piece], (int)problem->centered);
-            write_statistics(problem, tensors, rows.first_set + set, all);
-        }
-        if (tensors->y) run_parallel(rows_normalize_piece_task, &rows, sets * rows.cut.pieces, threads, memory, scratch);
+    } else {
+        BatchLoop loop = {.job = &rows, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(rows.sets, rows.per_batch)};
+        loop.stages[0] = set_pieces_stage(&rows, rows_piece_moments_task), loop.stages[1] = (Stage){rows_merge_task, 1, 1};
+        if (tensors->y) loop.stages[2] = set_pieces_stage(&rows, rows_normalize_piece_task);
+        run_batches(&loop, threads);
     }
     release_buffer(memory);
     return 0;

@@ -193,25 +193,37 @@ static int pieces_own_parameters(const RowJob *rows) {
 }
 
 /* The sums of one part of a batch's pieces. */
-static void rows_sums_task(void *job, int64_t part, void *scratch) {
+static void rows_sums_task(void *job, int64_t batch, int64_t part, void *scratch) {
     const RowJob *rows = job;
     RowBackwardBuffers *buffers = scratch;
-    int64_t pieces = rows->cut.pieces, start, end;
+    int64_t pieces = rows->cut.pieces, sets = batch_sets(rows, batch), start, end;
     row_backward_start(rows, buffers, rows->partials + part, row_sum_columns(rows));
-    if (pieces_own_parameters(rows)) start = pieces * part / rows->parts * rows->sets, end = pieces * (part + 1) / rows->parts * rows->sets;
-    else start = rows->sets * pieces * part / rows->parts, end = rows->sets * pieces * (part + 1) / rows->parts;
+    if (pieces_own_parameters(rows)) start = pieces * part / rows->parts * sets, end = pieces * (part + 1) / rows->parts * sets;
+    else start = sets * pieces * part / rows->parts, end = sets * pieces * (part + 1) / rows->parts;
     for (int64_t number = start; number < end; number++) {
         int64_t set = number / pieces, piece = number % pieces;
-        if (pieces_own_parameters(rows)) set = number % rows->sets, piece = number / rows->sets;
-        rows_piece_sums(rows, rows->first_set + set, piece, buffers, rows->c1 + set * pieces + piece, rows->c2 + set * pieces + piece, 1);
+        if (pieces_own_parameters(rows)) set = number % sets, piece = number / sets;
+        int64_t offset = set_piece_offset(rows, batch, set * pieces + piece);
+        rows_piece_sums(rows, batch * rows->per_batch + set, piece, buffers, rows->c1 + offset, rows->c2 + offset, 1);
         flush_row_sums(rows, buffers);
     }
 }
 
-static void rows_dx_piece_task(void *job, int64_t number, void *scratch) {
+static void rows_merge_sums_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const RowJob *rows = job;
+    (void)number, (void)scratch;
+    for (int64_t set = 0; set < batch_sets(rows, batch); set++) {
+        double c1 = 0.0, c2 = 0.0;
+        int64_t start = set_piece_offset(rows, batch, set * rows->cut.pieces);
+        for (int64_t i = start; i < start + rows->cut.pieces; i++) c1 += rows->c1[i], c2 += rows->c2[i];
+        write_coefficients(rows->problem, rows->tensors, batch * rows->per_batch + set, c1, c2);
+    }
+}
+
+static void rows_dx_piece_task(void *job, int64_t batch, int64_t number, void *scratch) {
     const RowJob *rows = job;
     RowBackwardBuffers *buffers = scratch;
-    int64_t set = rows->first_set + number / rows->cut.pieces, piece = number % rows->cut.pieces;
+    int64_t set = batch * rows->per_batch + number / rows->cut.pieces, piece = number % rows->cut.pieces;
     int64_t end = min(rows->cut.blocks, (piece + 1) * rows->cut.blocks_per_piece);
     affine_cache_clear(&buffers->affine);
     for (int64_t number = piece * rows->cut.blocks_per_piece; number < end; number++)
@@ -231,9 +243,10 @@ static int rows_backward(const Problem *problem, const Tensors *tensors, int64_t
     RowJob rows = make_row_job(problem, tensors, is_direct(problem, tensors));
     int shared = !with_sums || rows_share_sets(problem, 1 << 16), own_parameters = shared && pieces_own_parameters(&rows);
     rows.keeps_dz = problem->activation && !shared && size <= MAX_KEPT_DZ;
-    int64_t all_sets = rows.sets, batch = shared ? min(all_sets, batch_size(2 * size * element_size(problem->type))) : all_sets;
+    int64_t all_sets = rows.sets;
+    rows.shared = shared, rows.per_batch = min(all_sets, batch_size(2 * size * element_size(problem->type)));
     rows.parts = !with_sums ? 0 : own_parameters ? min(MAX_PARTS, rows.cut.pieces)
-        : min(part_count(problem, tensors), shared ? batch * rows.cut.pieces : all_sets);
+        : min(part_count(problem, tensors), shared ? rows.per_batch * rows.cut.pieces : all_sets);
     int64_t scratch = aligned_size((int64_t)sizeof(RowBackwardBuffers)
                                    + 4 * (2 * (row_sum_columns(&rows) + ARRAY_GAP) + (rows.keeps_dz ? size : 0)));
     Partials partials[MAX_PARTS];
@@ -249,7 +262,7 @@ static int rows_backward(const Problem *problem, const Tensors *tensors, int64_t
         }
         partials_offset[part] = bytes, bytes += part_bytes;
     }
-    int64_t coefficients = shared && with_sums ? batch * rows.cut.pieces : 0;
+    int64_t coefficients = shared && with_sums ? BATCHES_IN_FLIGHT * rows.per_batch * rows.cut.pieces : 0;
     char *memory = allocate_buffer(threads * scratch + bytes + 16 * coefficients);
     if (!memory) return 1;
     char *after_scratch = memory + threads * scratch;
@@ -257,15 +270,11 @@ static int rows_backward(const Problem *problem, const Tensors *tensors, int64_t
         partials_clear(partials + part, tensors, (double *)(after_scratch + partials_offset[part]));
     rows.partials = partials, rows.c1 = (double *)(after_scratch + bytes), rows.c2 = rows.c1 + coefficients;
     if (!shared) run_parallel(rows_backward_sets_task, &rows, rows.parts, threads, memory, scratch);
-    else for (; rows.first_set < all_sets; rows.first_set += batch) {
-        rows.sets = min(batch, all_sets - rows.first_set), rows.shared = 1;
-        if (with_sums) run_parallel(rows_sums_task, &rows, rows.parts, threads, memory, scratch);
-        for (int64_t set = 0; with_sums && set < rows.sets; set++) {
-            double c1 = 0.0, c2 = 0.0;
-            for (int64_t i = set * rows.cut.pieces; i < (set + 1) * rows.cut.pieces; i++) c1 += rows.c1[i], c2 += rows.c2[i];
-            write_coefficients(problem, tensors, rows.first_set + set, c1, c2);
-        }
-        if (tensors->dx) run_parallel(rows_dx_piece_task, &rows, rows.sets * rows.cut.pieces, threads, memory, scratch);
+    else {
+        BatchLoop loop = {.job = &rows, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(all_sets, rows.per_batch), .ordered = 1};
+        if (with_sums) loop.stages[0] = (Stage){rows_sums_task, rows.parts, rows.parts}, loop.stages[1] = (Stage){rows_merge_sums_task, 1, 1};
+        if (tensors->dx) loop.stages[2] = set_pieces_stage(&rows, rows_dx_piece_task);
+        run_batches(&loop, threads);
     }
     if (with_sums) partials_reduce(problem, tensors, partials, rows.parts, threads);
     release_buffer(memory);

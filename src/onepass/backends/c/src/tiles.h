@@ -7,14 +7,15 @@
 
 enum { CACHE_BYTES = 1 << 19 }; /* this much stays in the second-level cache between two passes */
 enum { NARROW_BYTES = 1024 };   /* reading less than this of each row is slow */
+enum { MERGE_ELEMENTS = 1 << 14 }; /* numbers that a merge task reads */
 
 typedef struct {
     const Problem *problem;
     const Tensors *tensors;
     int64_t chunk_columns, chunks;         /* columns of a chunk, chunks of a sample */
     int64_t piece_rows, pieces;            /* rows of a piece, pieces of a sample */
-    int64_t first_sample, samples;         /* of a batch of shared samples */
-    double *mean_or_wdy, *m2_or_wdy_x_hat; /* (sample, piece, column): moments; in a backward, sums */
+    int64_t per_batch;                     /* samples that threads share at a time */
+    double *mean_or_wdy, *m2_or_wdy_x_hat; /* (slot, sample, piece, column): moments; in a backward, sums */
     Partials *partials;
     int64_t parts;
     int uniform;                           /* all columns of a row share their parameters */
@@ -135,47 +136,74 @@ static void tiles_whole_sets_task(void *job, int64_t number, void *scratch) {
     if (tiles->tensors->y) tile_normalize_rows(tiles, o, 0, problem->reps, j0, j1, buffers);
 }
 
-static void tiles_piece_moments_task(void *job, int64_t number, void *scratch) {
-    const TileJob *tiles = job;
-    int64_t piece = number % tiles->pieces, r0 = piece * tiles->piece_rows, index = number * row_width(tiles->problem);
-    tile_column_moments(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
-                        row_width(tiles->problem), tiles->mean_or_wdy + index, tiles->m2_or_wdy_x_hat + index, scratch);
+/* The samples of a batch, which threads share. */
+static int64_t batch_samples(const TileJob *tiles, int64_t batch) {
+    return min(tiles->per_batch, tiles->problem->outer - batch * tiles->per_batch);
 }
 
-/* The moments of a set of a shared sample: merge the pieces of each column, then the columns. */
-static void tiles_merge_set(const TileJob *tiles, int64_t o, int64_t s) {
-    const Problem *problem = tiles->problem;
-    int64_t width = row_width(problem);
-    double *mean = tiles->mean_or_wdy + o * tiles->pieces * width + s * problem->run;
-    double *m2 = tiles->m2_or_wdy_x_hat + o * tiles->pieces * width + s * problem->run;
-    for (int64_t k = 0; k < problem->fold; k++)
-        for (int64_t column = k * problem->sets * problem->run; column < k * problem->sets * problem->run + problem->run; column++) {
-        Moments all = {0.0, 0.0, 0.0};
-        for (int64_t piece = 0; piece < tiles->pieces; piece++) {
-            double rows = (double)(min(problem->reps, (piece + 1) * tiles->piece_rows) - piece * tiles->piece_rows);
-            all = merge_moments(all, (Moments){rows, mean[piece * width + column], m2[piece * width + column]}, (int)problem->centered);
-        }
-        mean[column] = all.mean, m2[column] = all.m2;
-    }
-    write_statistics(problem, tiles->tensors, (tiles->first_sample + o) * problem->sets + s, merge_set_columns(problem, mean, m2));
+/* Where the moments or sums of piece `number` of a batch are. */
+static int64_t piece_offset(const TileJob *tiles, int64_t batch, int64_t number) {
+    return (batch % BATCHES_IN_FLIGHT * tiles->per_batch * tiles->pieces + number) * row_width(tiles->problem);
 }
 
-/* A task merges several sets, since merging one set takes less time than starting a task. */
-static int64_t sets_per_merge_task(const Problem *problem) { return max(1, BLOCK / (problem->fold * problem->run)); }
+/* Piece `number` of a batch: rows r0 to r1 of sample o. */
+typedef struct { int64_t o, r0, r1; } Piece;
 
-static void tiles_merge_task(void *job, int64_t number, void *scratch) {
-    const TileJob *tiles = job;
-    int64_t start = number * sets_per_merge_task(tiles->problem);
-    int64_t end = min(start + sets_per_merge_task(tiles->problem), tiles->samples * tiles->problem->sets);
-    (void)scratch;
-    for (int64_t set = start; set < end; set++) tiles_merge_set(tiles, set / tiles->problem->sets, set % tiles->problem->sets);
-}
-
-static void tiles_normalize_piece_task(void *job, int64_t number, void *scratch) {
-    const TileJob *tiles = job;
+static Piece piece_at(const TileJob *tiles, int64_t batch, int64_t number) {
     int64_t r0 = number % tiles->pieces * tiles->piece_rows;
-    tile_normalize_rows(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
-                        row_width(tiles->problem), scratch);
+    return (Piece){batch * tiles->per_batch + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps)};
+}
+
+static void tiles_piece_moments_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    Piece piece = piece_at(tiles, batch, number);
+    int64_t offset = piece_offset(tiles, batch, number);
+    tile_column_moments(tiles, piece.o, piece.r0, piece.r1, 0, row_width(tiles->problem), tiles->mean_or_wdy + offset,
+                        tiles->m2_or_wdy_x_hat + offset, scratch);
+}
+
+/* Some sets of a shared sample. A task merges several sets, since merging one takes less time than starting a task. */
+typedef struct { int64_t sample, start, end; } MergeSets;
+
+static int64_t sets_per_merge_task(const TileJob *tiles) {
+    return max(1, MERGE_ELEMENTS / (tiles->pieces * tiles->problem->fold * tiles->problem->run));
+}
+static int64_t merge_tasks(const TileJob *tiles) { return ceil_div(tiles->problem->sets, sets_per_merge_task(tiles)); } /* of a sample */
+
+static MergeSets merge_sets_at(const TileJob *tiles, int64_t number) {
+    int64_t start = number % merge_tasks(tiles) * sets_per_merge_task(tiles);
+    return (MergeSets){number / merge_tasks(tiles), start, min(tiles->problem->sets, start + sets_per_merge_task(tiles))};
+}
+
+/* The moments of some sets: merge the pieces of each column, then the columns of each set. */
+static void tiles_merge_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    const Problem *problem = tiles->problem;
+    MergeSets sets = merge_sets_at(tiles, number);
+    int64_t width = row_width(problem), offset = piece_offset(tiles, batch, sets.sample * tiles->pieces);
+    double *mean = tiles->mean_or_wdy + offset, *m2 = tiles->m2_or_wdy_x_hat + offset;
+    (void)scratch;
+    for (int64_t piece = 1; piece < tiles->pieces; piece++) for (int64_t k = 0; k < problem->fold; k++) {
+        int64_t column = (k * problem->sets + sets.start) * problem->run, n = (sets.end - sets.start) * problem->run;
+        double before = (double)(piece * tiles->piece_rows), rows = (double)min(problem->reps - piece * tiles->piece_rows, tiles->piece_rows);
+        if (!problem->centered) add_doubles(m2 + column, m2 + piece * width + column, n);
+        else merge_double_moments(mean + column, m2 + column, mean + piece * width + column, m2 + piece * width + column, before, rows, n);
+    }
+    for (int64_t s = sets.start; s < sets.end; s++)
+        write_statistics(problem, tiles->tensors, (batch * tiles->per_batch + sets.sample) * problem->sets + s,
+                         merge_set_columns(problem, mean + s * problem->run, m2 + s * problem->run));
+}
+
+static void tiles_normalize_piece_task(void *job, int64_t batch, int64_t number, void *scratch) {
+    const TileJob *tiles = job;
+    Piece piece = piece_at(tiles, batch, number);
+    tile_normalize_rows(tiles, piece.o, piece.r0, piece.r1, 0, row_width(tiles->problem), scratch);
+}
+
+/* A stage with `per_sample` tasks for each sample of a batch. */
+static Stage sample_stage(const TileJob *tiles, StageTask task, int64_t per_sample) {
+    int64_t last = ceil_div(tiles->problem->outer, tiles->per_batch) - 1;
+    return (Stage){task, per_sample * tiles->per_batch, per_sample * batch_samples(tiles, last)};
 }
 
 /* Choose chunks and pieces. Returns whether threads share samples, because chunks would be narrow, too large for the
@@ -198,21 +226,20 @@ static int tiles_forward(const Problem *problem, const Tensors *tensors, int64_t
     TileJob tiles = {.problem = problem, .tensors = tensors, .uniform = row_is_uniform(problem)};
     int shared = cut_tiles(&tiles, element_size(problem->type));
     int64_t width = row_width(problem);
-    int64_t batch = shared ? min(problem->outer, batch_size(problem->reps * width * element_size(problem->type))) : 0;
-    int64_t moments = problem->given_statistics ? 0 : batch * tiles.pieces * width;
+    tiles.per_batch = shared ? min(problem->outer, batch_size(problem->reps * width * element_size(problem->type))) : 0;
+    int64_t moments = problem->given_statistics ? 0 : BATCHES_IN_FLIGHT * tiles.per_batch * tiles.pieces * width;
     int64_t scratch = aligned_size((int64_t)sizeof(TileBuffers) + (shared ? 0 : 16 * tiles.chunk_columns));
     char *memory = allocate_buffer(threads * scratch + 16 * moments);
     if (!memory) return 1;
     tiles.mean_or_wdy = (double *)(memory + threads * scratch), tiles.m2_or_wdy_x_hat = tiles.mean_or_wdy + moments;
     if (!shared) run_parallel(tiles_whole_sets_task, &tiles, problem->outer * tiles.chunks, threads, memory, scratch);
-    else for (; tiles.first_sample < problem->outer; tiles.first_sample += batch) {
-        tiles.samples = min(batch, problem->outer - tiles.first_sample);
-        if (!problem->given_statistics) {
-            run_parallel(tiles_piece_moments_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
-            run_parallel(tiles_merge_task, &tiles, ceil_div(tiles.samples * problem->sets, sets_per_merge_task(problem)), threads, memory,
-                         scratch);
-        }
-        if (tensors->y) run_parallel(tiles_normalize_piece_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+    else {
+        BatchLoop loop = {.job = &tiles, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(problem->outer, tiles.per_batch)};
+        if (!problem->given_statistics)
+            loop.stages[0] = sample_stage(&tiles, tiles_piece_moments_task, tiles.pieces),
+                loop.stages[1] = sample_stage(&tiles, tiles_merge_task, merge_tasks(&tiles));
+        if (tensors->y) loop.stages[2] = sample_stage(&tiles, tiles_normalize_piece_task, tiles.pieces);
+        run_batches(&loop, threads);
     }
     release_buffer(memory);
     return 0;

@@ -167,43 +167,41 @@ static void tiles_backward_chunks_task(void *job, int64_t part, void *scratch) {
     }
 }
 
-static void tiles_dx_piece_task(void *job, int64_t number, void *scratch) {
+static void tiles_dx_piece_task(void *job, int64_t batch, int64_t number, void *scratch) {
     const TileJob *tiles = job;
-    int64_t r0 = number % tiles->pieces * tiles->piece_rows;
-    tile_dx_rows(tiles, tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0,
-                 row_width(tiles->problem), scratch);
+    Piece piece = piece_at(tiles, batch, number);
+    tile_dx_rows(tiles, piece.o, piece.r0, piece.r1, 0, row_width(tiles->problem), scratch);
 }
 
 /* The sums of one part of a batch's pieces. With given statistics, dx does not depend on sums and follows at once. */
-static void tiles_piece_sums_task(void *job, int64_t part, void *scratch) {
+static void tiles_piece_sums_task(void *job, int64_t batch, int64_t part, void *scratch) {
     const TileJob *tiles = job;
-    int64_t width = row_width(tiles->problem), task_count = tiles->samples * tiles->pieces, end = task_count * (part + 1) / tiles->parts;
-    for (int64_t number = task_count * part / tiles->parts; number < end; number++) {
-        int64_t r0 = number % tiles->pieces * tiles->piece_rows;
-        tile_column_sums(tiles, any_parameter_gradient(tiles->tensors) ? tiles->partials + part : NULL,
-                         tiles->first_sample + number / tiles->pieces, r0, min(r0 + tiles->piece_rows, tiles->problem->reps), 0, width,
-                         tiles->mean_or_wdy + number * width, tiles->m2_or_wdy_x_hat + number * width, scratch);
-        if (tiles->problem->given_statistics && tiles->tensors->dx) tiles_dx_piece_task(job, number, scratch);
+    const Partials *partials = any_parameter_gradient(tiles->tensors) ? tiles->partials + part : NULL;
+    int64_t count = batch_samples(tiles, batch) * tiles->pieces, end = count * (part + 1) / tiles->parts;
+    for (int64_t number = count * part / tiles->parts; number < end; number++) {
+        Piece piece = piece_at(tiles, batch, number);
+        int64_t offset = piece_offset(tiles, batch, number);
+        tile_column_sums(tiles, partials, piece.o, piece.r0, piece.r1, 0, row_width(tiles->problem), tiles->mean_or_wdy + offset,
+                         tiles->m2_or_wdy_x_hat + offset, scratch);
+        if (tiles->problem->given_statistics && tiles->tensors->dx) tiles_dx_piece_task(job, batch, number, scratch);
     }
 }
 
-static void tiles_merge_coefficients(const TileJob *tiles, int64_t o, int64_t s) {
-    int64_t width = row_width(tiles->problem), run = tiles->problem->run;
-    double *wdy = tiles->mean_or_wdy + o * tiles->pieces * width + s * run;
-    double *wdy_x_hat = tiles->m2_or_wdy_x_hat + o * tiles->pieces * width + s * run;
-    for (int64_t piece = 1; piece < tiles->pieces; piece++)
-        for (int64_t k = 0; k < tiles->problem->fold; k++)
-            for (int64_t column = k * tiles->problem->sets * run; column < k * tiles->problem->sets * run + run; column++)
-                wdy[column] += wdy[piece * width + column], wdy_x_hat[column] += wdy_x_hat[piece * width + column];
-    write_set_coefficients(tiles, (tiles->first_sample + o) * tiles->problem->sets + s, wdy, wdy_x_hat);
-}
-
-static void tiles_merge_coefficients_task(void *job, int64_t number, void *scratch) {
+static void tiles_merge_coefficients_task(void *job, int64_t batch, int64_t number, void *scratch) {
     const TileJob *tiles = job;
-    int64_t start = number * sets_per_merge_task(tiles->problem);
-    int64_t end = min(start + sets_per_merge_task(tiles->problem), tiles->samples * tiles->problem->sets);
+    const Problem *problem = tiles->problem;
+    MergeSets sets = merge_sets_at(tiles, number);
+    int64_t width = row_width(problem), offset = piece_offset(tiles, batch, sets.sample * tiles->pieces);
+    double *wdy = tiles->mean_or_wdy + offset, *wdy_x_hat = tiles->m2_or_wdy_x_hat + offset;
     (void)scratch;
-    for (int64_t set = start; set < end; set++) tiles_merge_coefficients(tiles, set / tiles->problem->sets, set % tiles->problem->sets);
+    for (int64_t piece = 1; piece < tiles->pieces; piece++) for (int64_t k = 0; k < problem->fold; k++) {
+        int64_t column = (k * problem->sets + sets.start) * problem->run, n = (sets.end - sets.start) * problem->run;
+        add_doubles(wdy + column, wdy + piece * width + column, n);
+        add_doubles(wdy_x_hat + column, wdy_x_hat + piece * width + column, n);
+    }
+    for (int64_t s = sets.start; s < sets.end; s++)
+        write_set_coefficients(tiles, (batch * tiles->per_batch + sets.sample) * problem->sets + s, wdy + s * problem->run,
+                               wdy_x_hat + s * problem->run);
 }
 
 /* If `with_sums` is 0, c1 and c2 are given, and only dx is computed. */
@@ -211,9 +209,9 @@ static int tiles_backward(const Problem *problem, const Tensors *tensors, int64_
     TileJob tiles = {.problem = problem, .tensors = tensors, .uniform = row_is_uniform(problem)};
     int shared = cut_tiles(&tiles, 2 * element_size(problem->type)) || !with_sums;
     int64_t width = row_width(problem);
-    int64_t batch = shared ? min(problem->outer, batch_size(2 * problem->reps * width * element_size(problem->type))) : problem->outer;
-    int64_t columns = shared && with_sums ? batch * tiles.pieces * width : 0;
-    int64_t task_count = shared ? batch * tiles.pieces : problem->outer * tiles.chunks;
+    tiles.per_batch = min(problem->outer, batch_size(2 * problem->reps * width * element_size(problem->type)));
+    int64_t columns = shared && with_sums ? BATCHES_IN_FLIGHT * tiles.per_batch * tiles.pieces * width : 0;
+    int64_t task_count = shared ? tiles.per_batch * tiles.pieces : problem->outer * tiles.chunks;
     int64_t scratch = aligned_size((int64_t)sizeof(TileBackwardBuffers) + (shared ? 0 : 16 * tiles.chunk_columns));
     tiles.parts = with_sums ? min(part_count(problem, tensors), task_count) : 0;
     Partials partials[MAX_PARTS];
@@ -230,16 +228,15 @@ static int tiles_backward(const Problem *problem, const Tensors *tensors, int64_
         partials_clear(partials + part, tensors, (double *)(after_scratch + partials_offset[part]));
     tiles.partials = partials, tiles.mean_or_wdy = (double *)(after_scratch + bytes), tiles.m2_or_wdy_x_hat = tiles.mean_or_wdy + columns;
     if (!shared) run_parallel(tiles_backward_chunks_task, &tiles, tiles.parts, threads, memory, scratch);
-    else for (; tiles.first_sample < problem->outer; tiles.first_sample += batch) {
-        tiles.samples = min(batch, problem->outer - tiles.first_sample);
-        if (with_sums) {
-            run_parallel(tiles_piece_sums_task, &tiles, tiles.parts, threads, memory, scratch);
-            if (!problem->given_statistics)
-                run_parallel(tiles_merge_coefficients_task, &tiles, ceil_div(tiles.samples * problem->sets, sets_per_merge_task(problem)),
-                             threads, memory, scratch);
-        }
+    else {
+        BatchLoop loop = {.job = &tiles, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(problem->outer, tiles.per_batch),
+                          .ordered = 1};
+        if (with_sums) loop.stages[0] = (Stage){tiles_piece_sums_task, tiles.parts, tiles.parts};
+        if (with_sums && !problem->given_statistics)
+            loop.stages[1] = sample_stage(&tiles, tiles_merge_coefficients_task, merge_tasks(&tiles));
         if (tensors->dx && !(with_sums && problem->given_statistics))
-            run_parallel(tiles_dx_piece_task, &tiles, tiles.samples * tiles.pieces, threads, memory, scratch);
+            loop.stages[2] = sample_stage(&tiles, tiles_dx_piece_task, tiles.pieces);
+        run_batches(&loop, threads);
     }
     if (with_sums) partials_reduce(problem, tensors, partials, tiles.parts, threads);
     release_buffer(memory);
