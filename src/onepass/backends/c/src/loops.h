@@ -13,6 +13,7 @@
 #define ELEMENT_ONE(array) JOIN(read_one, T)((array) + i)
 #define FLOAT_VECTOR(array) read_vector_f32((array) + i)
 #define FLOAT_ONE(array) ((array)[i])
+#define LINE (64 / (int)sizeof(T)) /* elements of a cache line */
 
 /* out[i] = RESULT for all i < n. */
 #define WRITE_EACH(out, RESULT)                                                                                    \
@@ -213,7 +214,12 @@ VECTOR_LOOP void TYPED(add_row_deviations)(float *restrict left, float *restrict
     VALUE d2 = ELEMENT(row2) - FLOAT(center), d3 = ELEMENT(row3) - FLOAT(center); \
     WRITE(left + i, FLOAT(left) + ((d0 + d1) + (d2 + d3)));                       \
     WRITE(squares + i, FLOAT(squares) + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3)));
+        const T *const *next = (const T *const *)rows + (r + 8 <= count ? r + 4 : r);
         int64_t i = 0;
+        while (i + LINE <= n) {
+            for (int k = 0; k < 4; k++) prefetch_line(next[k] + i);
+            for (int k = 0; k < LINE; k += LANES, i += LANES) { ADD_FOUR_ROWS(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, write_vector_f32) }
+        }
         for (; i + LANES <= n; i += LANES) { ADD_FOUR_ROWS(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, write_vector_f32) }
         for (; i < n; i++) { ADD_FOUR_ROWS(float, ELEMENT_ONE, FLOAT_ONE, write_one_f32) }
 #undef ADD_FOUR_ROWS
