@@ -157,7 +157,10 @@ def summary(records: list[Record]) -> str:
                 continue
             ratios = [(r["torch_us"] / r["onepass_us"], r) for r in some]
             large = [[q for q, r in ratios if r["kb"] >= 32768 and r["fused"] == f] for f in (False, True)]
-            middle, (low, which) = min(q for q, r in ratios if r["kb"] >= 1024), min(ratios, key=lambda pair: pair[0])
+            middle, (low, which) = (
+                min([q for q, r in ratios if r["kb"] >= 1024], default=float("nan")),
+                min(ratios, key=lambda pair: pair[0]),
+            )
             below = sum(q < LIMIT for q, _ in ratios)
             least = f"{low:.2f} {which['case']} {which['dtype']} {which['kb']} KB"
             means = [f"{mean(q):.2f}" for q in large]
