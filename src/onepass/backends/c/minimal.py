@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import memmove, memset
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from onepass.core.memory import LOWEST, require_memory
 from onepass.core.problem import NormProblem
 from onepass.core.statistics import packed_shape, packed_stride
 
-from .problem import NO_GRADIENTS, Call, addresses, check_status, checked_addresses, dense, new_gradient, pack_tensors
+from .problem import NO_GRADIENTS, Call, check_status, checked_addresses, dense, new_gradient, pack_tensors
 
 
 def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
@@ -44,10 +46,8 @@ def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
             if b < LOWEST:
                 require_memory(("bias",), (bias,))
         if given:
-            mean, var = _as_given(call, mean), _as_given(call, var)
-            m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
-            if v < LOWEST or (mean is not None and m < LOWEST):
-                require_memory(("running_mean", "running_var"), (mean, var))
+            mean, var = call.stat(mean), call.stat(var)
+            m, v = _given_addresses(mean, var)
         at = x.data_ptr()
         if at < LOWEST:
             require_memory(("input",), (x,))
@@ -59,12 +59,12 @@ def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
     return launch
 
 
-def _as_given(call: Call, stat: Tensor | None) -> Tensor | None:
-    """Return `call.stat(stat)`. The usual running statistic, a contiguous float32 vector, is returned at once as it is."""
-    if stat is None or (stat.is_cpu and stat.dtype is torch.float32 and stat.dim() == 1 and stat.is_contiguous()):
-        return stat
-    require_memory(("running statistic",), (stat,))
-    return call.stat(stat)
+def _given_addresses(mean: Tensor | None, var: Tensor | None) -> tuple[int, int]:
+    """Return the addresses of given statistics, 0 for no mean."""
+    m, v = 0 if mean is None else mean.data_ptr(), var.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+    if v < LOWEST or (mean is not None and m < LOWEST):
+        require_memory(("running_mean", "running_var"), (mean, var))
+    return m, v
 
 
 def track(problem: NormProblem) -> Callable[..., Tensor] | None:
@@ -92,19 +92,39 @@ def track(problem: NormProblem) -> Callable[..., Tensor] | None:
 def train_forward(problem: NormProblem) -> TrainingForward | None:
     if not can_train_minimal(problem):
         return None
-    call, spec = Call(problem), problem.spec
-    run, packed, threads, f32 = call.library.forward, call.packed(False, False), call.threads, torch.float32
-    shape, stride, dtype = problem.shape, problem.y_stride, problem.dtype
+    call, f32, pack = Call(problem), torch.float32, pack_tensors
+    run, threads, small = call.library.forward, call.library.threads, call.small
+    shape, stride, dtype, centered = problem.shape, problem.y_stride, problem.dtype, problem.spec.centered
     stat_shape, stat_stride = packed_shape(problem), packed_stride(problem)
-    second = 4 * stat_stride[0]
+    given, second, mean_bytes = problem.given, 4 * stat_stride[0], 4 * prod(problem.stat_shape)
+    packed = call.packed(given, False)
 
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, /) -> tuple[Tensor, Tensor]:
-        weight, bias = dense(weight), dense(bias)
-        x_at, w, b = checked_addresses(("input", "weight", "bias"), x, weight, bias)
+    def launch(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None = None, var: Tensor | None = None, /
+    ) -> tuple[Tensor, Tensor]:
+        w = b = m = v = 0
+        if weight is not None:
+            if not (weight.is_cpu and weight.is_contiguous()):
+                weight = dense(weight)
+            w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        if bias is not None:
+            if not (bias.is_cpu and bias.is_contiguous()):
+                bias = dense(bias)
+            b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        x_at = x.data_ptr()
+        if x_at < LOWEST or (w < LOWEST and weight is not None) or (b < LOWEST and bias is not None):
+            require_memory(("input", "weight", "bias"), (x, weight, bias))
         y, stats = on_cpu(shape, stride, dtype), on_cpu(stat_shape, stat_stride, f32)
         at = stats.data_ptr()
-        mean = at if spec.centered else 0
-        check_status(run(packed, pack_tensors(x_at, 0, w, b, 0, 0, mean, at + second, 0, y.data_ptr(), 0, *NO_GRADIENTS), threads()))
+        if given:  # save a copy of the mean: running statistics may change before the backward
+            mean, var = call.stat(mean), call.stat(var)
+            m, v = _given_addresses(mean, var)
+            memmove(at, m, mean_bytes) if m else memset(at, 0, mean_bytes)
+        elif centered:
+            m = at
+        tensors = pack(x_at, 0, w, b, 0, 0, m, at + second, v, y.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        if run(packed, tensors, 1 if small else threads()):
+            check_status(1)
         return y, stats
 
     return launch
@@ -113,21 +133,44 @@ def train_forward(problem: NormProblem) -> TrainingForward | None:
 def train_backward(problem: NormProblem) -> TrainingBackward | None:
     if not can_train_minimal(problem):
         return None
-    call, spec = Call(problem), problem.spec
-    run, packed, threads = call.library.backward, call.packed(False, False), call.threads
-    shape, stride, dtype, second = problem.shape, problem.y_stride, problem.dtype, 4 * packed_stride(problem)[0]
+    call, pack, names = Call(problem), pack_tensors, ("input", "weight", "bias", "statistics", "dy")
+    run, packed, threads, small = call.library.backward, call.packed(problem.given, False), call.library.threads, call.small
+    shape, stride, dtype, centered = problem.shape, problem.y_stride, problem.dtype, problem.spec.centered
+    vector, second = (problem.param_size,), 4 * packed_stride(problem)[0]
 
     def launch(
         dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
     ) -> tuple[Tensor | None, ...]:
-        dx = on_cpu(shape, stride, dtype) if needs[0] else None
-        dweight = new_gradient(weight) if needs[1] and weight is not None else None
-        dbias = new_gradient(bias) if needs[2] and bias is not None else None
-        weight, bias = dense(weight), dense(bias)
-        x_at, w, b, at, dy_at = checked_addresses(("input", "weight", "bias", "statistics", "dy"), x, weight, bias, statistics, dy)
-        mean = at if spec.centered else 0
-        operands = x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, *addresses(dx, dweight, dbias)
-        check_status(run(packed, pack_tensors(*operands, 0, 0, 0, 0), threads(), 1))
+        dx = dweight = dbias = None
+        to_x = to_weight = to_bias = 0
+        w = b = 0
+        if needs[0]:
+            dx = on_cpu(shape, stride, dtype)
+            to_x = dx.data_ptr()
+        if weight is not None:
+            if needs[1]:
+                dweight = on_cpu(vector, (1,), weight.dtype) if weight.dim() == 1 else new_gradient(weight)
+                to_weight = dweight.data_ptr()
+            if not (weight.is_cpu and weight.is_contiguous()):
+                weight = dense(weight)
+            w = weight.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        if bias is not None:
+            if needs[2]:
+                dbias = on_cpu(vector, (1,), bias.dtype) if bias.dim() == 1 else new_gradient(bias)
+                to_bias = dbias.data_ptr()
+            if not (bias.is_cpu and bias.is_contiguous()):
+                bias = dense(bias)
+            b = bias.data_ptr()  # pyright: ignore[reportOptionalMemberAccess]
+        x_at, at, dy_at = x.data_ptr(), statistics.data_ptr(), dy.data_ptr()
+        if (
+            x_at < LOWEST or at < LOWEST or dy_at < LOWEST
+            or (w < LOWEST and weight is not None) or (b < LOWEST and bias is not None)
+        ):  # fmt: skip
+            require_memory(names, (x, weight, bias, statistics, dy))
+        mean = at if centered else 0
+        tensors = pack(x_at, 0, w, b, 0, 0, mean, at + second, 0, 0, 0, dy_at, 0, to_x, to_weight, to_bias, 0, 0, 0, 0)
+        if run(packed, tensors, 1 if small else threads(), 1):
+            check_status(1)
         return dx, dweight, dbias
 
     return launch

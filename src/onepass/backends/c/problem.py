@@ -49,6 +49,7 @@ class Call:
         self.problem, self.library = problem, load()
         self.walk = walk_of(problem)
         self.small = prod(problem.shape) < _small
+        self._stat_layout = problem.stat_shape, problem.stat_stride
         self.count = self.walk.sizes[1] * self.walk.fold * self.walk.sizes[3]
 
     def packed(self, given: bool, residual: bool) -> bytes:
@@ -64,9 +65,11 @@ class Call:
 
     def stat(self, stat: Tensor | None) -> Tensor | None:
         """Return a statistic in float32, with the layout that the kernels take: contiguous as (outer, sets) of the view."""
-        if stat is None:
-            return None
+        shape, stride = self._stat_layout
+        if stat is None or (stat.dtype is torch.float32 and stat.stride() == stride and stat.shape == shape and stat.is_cpu):
+            return stat
         require_cpu(stat)
+        require_memory(("running statistic",), (stat,))
         return laid_out(stat.to(torch.float32).reshape(self.problem.stat_shape), self.problem.stat_stride)
 
     def new_stat(self) -> Tensor:

@@ -118,9 +118,10 @@ static void reduce_partials_task(void *job, int64_t number, void *scratch) {
     const Problem *problem = reduction->problem;
     int64_t types[4] = {problem->weight_type, problem->bias_type, problem->scale_type, problem->shift_type};
     int64_t start = number * BLOCK, end = min(start + BLOCK, param_map_of(problem, which)->size);
-    double sum[BLOCK] = {0};
+    double sum[BLOCK];
     float rounded[BLOCK];
     (void)scratch;
+    for (int64_t i = 0; i < end - start; i++) sum[i] = 0.0;
     for (int64_t part = 0; part < reduction->parts; part++) {
         const Partials *partials = reduction->partials + part;
         Range range = partials->range[which / 2];
