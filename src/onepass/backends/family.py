@@ -51,7 +51,7 @@ class Backward(Protocol):
 
 
 class TrainingForward(Protocol):
-    """Normalizes x, where weight and bias are the only other operands.
+    """Normalizes x, where weight and bias are the only other operands. If statistics are given, mean and var follow.
 
     Returns y, and mean and rstd in one tensor of `packed_shape` and `packed_stride` (core/statistics.py), called `statistics` below.
     """

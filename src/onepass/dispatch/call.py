@@ -97,6 +97,8 @@ def _normalize_checked(
 
 def _training(launchers: Launchers) -> Callable[..., Tensor]:
     """Return (x, weight, bias, mean, var) -> y, which autograd can differentiate."""
+    if launchers.train_forward and launchers.problem.given:
+        return lambda *operands: apply_plain_norm(launchers, None, *operands)
     if launchers.train_forward:
         return lambda x, weight, bias, mean, var: apply_plain_norm(launchers, None, x, weight, bias)
     return lambda *operands: apply_norm(launchers, False, *operands, *NO_OPTIONAL)[0]

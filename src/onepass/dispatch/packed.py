@@ -25,15 +25,15 @@ Running = list[Any]  # running_mean, running_var and the momentum of an update; 
 
 
 class PlainNorm(torch.autograd.Function):
-    """As Norm, if x, weight and bias are the only operands and the family has a minimal forward and backward.
+    """As Norm, if x, weight, bias and given statistics are the only operands and the family has a minimal forward and backward.
 
     The forward may update `running` statistics. In small training steps, the other work of Norm would take longer than the kernel.
     """
 
     @staticmethod
-    def forward(ctx, launchers: Launchers, running: Running | None, x, weight, bias):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, launchers: Launchers, running: Running | None, x, weight, bias, *given):  # pyright: ignore[reportIncompatibleMethodOverride]
         if running is None:
-            y, stats = launchers.train_forward(x, weight, bias)  # pyright: ignore[reportOptionalCall]
+            y, stats = launchers.train_forward(x, weight, bias, *given)  # pyright: ignore[reportOptionalCall]
         else:
             y, stats = launchers.train_track(x, weight, bias, *running)  # pyright: ignore[reportOptionalCall]
             running.clear()  # tells the caller that the running statistics are updated
@@ -48,16 +48,17 @@ class PlainNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
         if dy is None:
-            return None, None, None, None, None
+            return None, None, None, None, None, None, None
         launchers, saved = ctx.launchers, ctx.saved_tensors
         if was_checked(launchers, dy, None, saved):
             x, weight, bias, stats = saved
             try:
                 bias = weight if launchers.drops_bias else bias
-                return None, None, *launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:])
+                grads = launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:5])
+                return None, None, *grads, None, None  # given statistics have no gradient; without them, the None are ignored
             except ZeroTensor:
                 pass
-        return None, None, *packed_backward(launchers, dy, None, saved, Needs(*ctx.needs_input_grad[2:]))[:3]
+        return None, None, *packed_backward(launchers, dy, None, saved, Needs(*ctx.needs_input_grad[2:5]))[:3], None, None
 
 
 class ExtrasNorm(torch.autograd.Function):

@@ -177,6 +177,6 @@ def train_backward(problem: NormProblem) -> TrainingBackward | None:
 
 
 def can_train_minimal(problem: NormProblem) -> bool:
-    """Whether x, weight and bias are the only operands, and x is not copied."""
-    operands = problem.addends or problem.scale or problem.shift or problem.given or problem.track or problem.spec.mix or problem.from_y
+    """Whether x, weight, bias and given statistics are the only operands, and x is not copied."""
+    operands = problem.addends or problem.scale or problem.shift or problem.track or problem.spec.mix or problem.from_y
     return not (operands or Call(problem).walk.copies)
