@@ -2,7 +2,8 @@
 
 Run it with `python -m benchmarks.cpu_targets --out results/cpu-small-aarch64.jsonl`. Small means an x of 4 or 64 KB, on one thread.
 The busy process keeps one core busy, as a DataLoader worker does, while channels-last GroupNorm runs on two threads.
-onepass and torch take turns. `load` is the load average at the start, without the busy process. A ratio is torch's time by ours, the median over all pairs of turns: above 1, onepass is faster.
+onepass and torch take turns. A ratio is torch's time by ours, the median over all pairs of turns: above 1, onepass is faster.
+The load average at the start, without the busy process, is in each record.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@
 #include "numbers.h"
 #include "parallel.h"
 
-enum { STAGES = 3, BATCHES_IN_FLIGHT = 4, MAX_LANES = 64 };
-enum { SPINS = 2000, NAP_NANOSECONDS = 20000 }; /* a thread without a task spins for a few microseconds, then naps */
+#define STAGES 3
+enum { BATCHES_IN_FLIGHT = 4, MAX_LANES = 64 };
+static const int64_t SPINS = 2000, NAP_NANOSECONDS = 20000; /* a thread without a task spins for some microseconds, then naps */
 
 /* `batch` may use slot batch % BATCHES_IN_FLIGHT of a buffer: the batch that used it before has ended. */
 typedef void (*StageTask)(void *job, int64_t batch, int64_t number, void *scratch);
