@@ -271,8 +271,10 @@ static int rows_backward(const Problem *problem, const Tensors *tensors, int64_t
     rows.partials = partials, rows.c1 = (double *)(after_scratch + bytes), rows.c2 = rows.c1 + coefficients;
     if (!shared) run_parallel(rows_backward_sets_task, &rows, rows.parts, threads, memory, scratch);
     else {
-        BatchLoop loop = {.job = &rows, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(all_sets, rows.per_batch), .ordered = 1};
-        if (with_sums) loop.stages[0] = (Stage){rows_sums_task, rows.parts, rows.parts}, loop.stages[1] = (Stage){rows_merge_sums_task, 1, 1};
+        BatchLoop loop = {.job = &rows, .scratch = memory, .scratch_size = scratch, .batches = ceil_div(all_sets, rows.per_batch),
+                          .ordered = 1};
+        if (with_sums)
+            loop.stages[0] = (Stage){rows_sums_task, rows.parts, rows.parts}, loop.stages[1] = (Stage){rows_merge_sums_task, 1, 1};
         if (tensors->dx) loop.stages[2] = set_pieces_stage(&rows, rows_dx_piece_task);
         run_batches(&loop, threads);
     }

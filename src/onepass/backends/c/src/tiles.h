@@ -185,9 +185,10 @@ static void tiles_merge_task(void *job, int64_t batch, int64_t number, void *scr
     (void)scratch;
     for (int64_t piece = 1; piece < tiles->pieces; piece++) for (int64_t k = 0; k < problem->fold; k++) {
         int64_t column = (k * problem->sets + sets.start) * problem->run, n = (sets.end - sets.start) * problem->run;
-        double before = (double)(piece * tiles->piece_rows), rows = (double)min(problem->reps - piece * tiles->piece_rows, tiles->piece_rows);
+        int64_t before = piece * tiles->piece_rows, rows = min(problem->reps - before, tiles->piece_rows);
         if (!problem->centered) add_doubles(m2 + column, m2 + piece * width + column, n);
-        else merge_double_moments(mean + column, m2 + column, mean + piece * width + column, m2 + piece * width + column, before, rows, n);
+        else merge_double_moments(mean + column, m2 + column, mean + piece * width + column, m2 + piece * width + column, (double)before,
+                                  (double)rows, n);
     }
     for (int64_t s = sets.start; s < sets.end; s++)
         write_statistics(problem, tiles->tensors, (batch * tiles->per_batch + sets.sample) * problem->sets + s,
