@@ -5,7 +5,7 @@
 #include "loop_table.h"
 
 /* Column moments are computed for COLUMN_SPAN columns at a time, first over FIRST_ROWS rows, then over MAX_ROWS rows. */
-enum { FIRST_ROWS = 16, MAX_ROWS = 64, COLUMN_SPAN = 512 };
+enum { FIRST_ROWS = 16, MAX_ROWS = 64, COLUMN_SPAN = 1024 };
 
 /* Without centering, mean is 0 and m2 is the sum of squares. */
 typedef struct { double count, mean, m2; } Moments;

@@ -217,8 +217,10 @@ static int cut_tiles(TileJob *tiles, int64_t bytes) {
     if (problem->fold == 1 && problem->outer < 8 && eighth < tiles->chunk_columns && eighth * element_size(problem->type) >= NARROW_BYTES)
         tiles->chunk_columns = eighth;
     tiles->chunks = ceil_div(width, tiles->chunk_columns);
-    int64_t piece = problem->reps * width >= 16 * PIECE_ELEMENTS ? 2 * PIECE_ELEMENTS : PIECE_ELEMENTS;
-    tiles->piece_rows = max(FIRST_ROWS, piece / width), tiles->pieces = ceil_div(problem->reps, tiles->piece_rows);
+    /* Larger pieces need fewer sums of first rows and merges. Small problems need enough pieces for all threads. */
+    int64_t sample = problem->reps * width, all = problem->outer * sample;
+    int64_t times = all >= 64 * PIECE_ELEMENTS ? 4 : sample >= 16 * PIECE_ELEMENTS ? 2 : 1;
+    tiles->piece_rows = max(FIRST_ROWS, times * PIECE_ELEMENTS / width), tiles->pieces = ceil_div(problem->reps, tiles->piece_rows);
     if (tiles->chunk_columns * element_size(problem->type) < NARROW_BYTES && tiles->chunk_columns < width) return 1;
     return problem->reps * tiles->chunk_columns * bytes > 2 * CACHE_BYTES ||
         (problem->outer * tiles->chunks < 8 && problem->reps * width > PIECE_ELEMENTS / 4 && tiles->pieces > 1);
