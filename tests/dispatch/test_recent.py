@@ -269,9 +269,8 @@ def test_freed_memory_is_found(name):
 def test_a_backward_that_is_differentiated(name):
     def gradient_of_gradient():
         leaves = [t.requires_grad_() for t in _tensors()]
-        dy = torch.ones(4, 8, requires_grad=True)
-        grads = torch.autograd.grad(CALLS[name](*leaves), leaves[:2], dy, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in grads), dy)
+        grads = torch.autograd.grad(CALLS[name](*leaves), leaves[:2], torch.ones(4, 8), create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in grads), leaves[:2])
 
     expected = gradient_of_gradient()
     _step(name)

@@ -3,17 +3,17 @@
 A small norm takes less time on the GPU than Python needs for a loop over its tensors. So the function is written for one chain and
 one device, without loops: it reads addresses, allocates outputs, and calls Triton's launchers. It only handles the usual case.
 Whatever is unusual goes to `careful`, which computes the same: another device, an address that is no multiple of 16 or has no memory
-behind it, other strides, torch's deterministic mode.
+behind it, other strides.
 
 The function for 4 rows of 1024 elements looks like this:
 
     def launch(x, weight, bias, mean, var):
-        if fills_memory() or current_device() != 0 or x.get_device() != 0 or weight.get_device() != 0 or ...:
+        if current_device() != 0 or x.get_device() != 0 or weight.get_device() != 0 or ...:
             return careful(x, weight, bias, mean, var)
         x_at = x.data_ptr()
         ...
         if x_at < LOWEST or weight_at < LOWEST or bias_at < LOWEST: return careful(x, weight, bias, mean, var)
-        stream = current_raw_stream(0)
+        stream, allocate = current_raw_stream(0), filled if fills_memory() else unfilled
         y = allocate((4, 1024), (1024, 1), torch.bfloat16)
         y_at = y.data_ptr()
         if (x_at | weight_at | bias_at | y_at) % 16: return careful(x, weight, bias, mean, var)
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from onepass.core.allocate import fills_memory, on_current_gpu_unfilled
+from onepass.core.allocate import fills_memory, on_current_gpu, on_current_gpu_unfilled
 from onepass.core.memory import LOWEST
 
 from . import stream
@@ -93,15 +93,16 @@ class _Written:
         self.values: dict[str, Any] = {
             "current_device": stream.current_device,
             "current_raw_stream": stream.current_raw_stream,
-            "allocate": on_current_gpu_unfilled(),
             "fills_memory": fills_memory,
+            "filled": on_current_gpu,
+            "unfilled": on_current_gpu_unfilled(),
             "descriptor_of": chain.descriptor_of,
         }
 
     def inputs(self, layouts: Mapping[str, Layout]) -> Iterator[str]:
         """Yield the lines that check the inputs and read their addresses."""
         names, device = self.chain.inputs, self.device
-        unusual = ["fills_memory()", f"current_device() != {device}", *(f"{name}.get_device() != {device}" for name in names)]
+        unusual = [f"current_device() != {device}", *(f"{name}.get_device() != {device}" for name in names)]
         unusual += [f"not {name}.is_contiguous()" for name in names if name in PARAMETERS]
         for name, layout in layouts.items():
             fields = zip(("stride()", "shape", "dtype"), layout)
@@ -112,7 +113,7 @@ class _Written:
 
     def outputs(self, outputs: Mapping[str, New], counters: bool) -> Iterator[str]:
         """Yield the lines that allocate what the kernels write."""
-        yield f"stream = current_raw_stream({self.device})"
+        yield f"stream, allocate = current_raw_stream({self.device}), filled if fills_memory() else unfilled"
         size = self.chain.workspace_size
         made = {**outputs, **({"workspace": New((size,), (1,), torch.float32)} if size else {})}
         calls = {name: f"allocate({', '.join(map(self.code, new))})" for name, new in made.items()}
