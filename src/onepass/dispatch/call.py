@@ -66,9 +66,9 @@ def _normalize_checked(
     define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, check: Callable[[], None]
 ) -> Tensor:
     """As `normalize`, for a call that is not like a recent one. Remember it."""
-    operands = x, weight, bias, mean, var
     if not compiling():  # torch.compile would put this call into its graph
-        operands = x, weight, bias, mean, var = unwrap_dead_wrappers(operands)
+        x, weight, bias, mean, var = unwrap_dead_wrappers((x, weight, bias, mean, var))
+    operands = x, weight, bias, mean, var
     if route(*operands) is not DIRECT:
         check()
         return normalize_with(define, args, *operands).y

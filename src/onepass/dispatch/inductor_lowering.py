@@ -71,6 +71,9 @@ class PreparedNorm(ir.FallbackKernel):
         if None in sizes or not all(isinstance(value, float) for value in fixed[2:]):
             return None
         if self.op_overload is torch.ops.onepass.norm_backward.default:
+            needs = given["needs"]
+            if not all(at is not None and needs[at] for at in self.used):  # a gradient that is not needed is an empty tensor
+                return None
             return _Line("backward", [*fixed, given["given"], list(given["needs"])], [given[name] for name in _SAVED])
         present = {name for name in (*_OPERANDS, *OptionalOperands._fields) if given[name] is not None}
         if self.used <= {_Y} and present <= {*_OPERANDS}:

@@ -19,10 +19,12 @@ from torch import Tensor
 
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import OptionalOperands, SavedTensors
+from onepass.core.statistics import repack
+from onepass.core.view import contiguous_stride
 from onepass.planning.options import batch_invariant, options_in_context
 
-from .launchers import MAX_KINDS, OPERAND_NAMES
-from .library import BACKWARD_NAMES, as_gradients, as_results, backward_launchers, dense_if_derived, forward_launchers
+from .launchers import MAX_KINDS, OPERAND_NAMES, Launchers
+from .library import BACKWARD_NAMES, as_results, backward_launchers, dense_if_derived, forward_launchers
 
 Call = Callable[..., tuple[Tensor | None, ...]]
 
@@ -81,19 +83,50 @@ def forward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, 
 
     def call(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, mean=None, var=None, *others: Tensor | None):
         key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
-        operands, optional = (x, weight, bias, mean, var), OptionalOperands(*others)
-        launchers = find(key)
-        if launchers is None:
-            launchers = known.remember(key, forward_launchers(args, operands, optional, track))
-        if min([t.data_ptr() for t in (*operands, *others) if t is not None]) < LOWEST:
-            require_memory(OPERAND_NAMES, (*operands, *optional))
-        return as_results(launchers.forward(*operands, optional), var is not None, track)
+        launch = find(key)
+        if launch is None:
+            launchers = forward_launchers(args, (x, weight, bias, mean, var), OptionalOperands(*others), track)
+            launch = known.remember(key, _training_forward(launchers) or _general_forward(launchers, var is not None, track))
+        return launch(x, weight, bias, mean, var, *others)
 
     return call
 
 
+def _training_forward(launchers: Launchers) -> Call | None:
+    """Return a launcher that computes mean and rstd in one tensor, or None if there is none."""
+    problem = launchers.problem
+    plain, extras, centered = launchers.train_forward, launchers.train_extras, problem.spec.centered
+    if problem.given or problem.track or contiguous_stride(problem.stat_shape) != problem.stat_stride:
+        return None
+    if plain:
+
+        def launch(x: Tensor, weight, bias, _mean, _var, *others):
+            y, statistics = plain(x, weight, bias)
+            return y, statistics[0] if centered else None, statistics[1], None, None
+
+        return launch
+    if extras is None:
+        return None
+
+    def launch_with_extras(x: Tensor, weight, bias, _mean, _var, residual=None, scale=None, shift=None, *others):
+        y, statistics, total = extras(x, weight, bias, residual, scale, shift)
+        return y, statistics[0] if centered else None, statistics[1], None, total
+
+    return launch_with_extras
+
+
+def _general_forward(launchers: Launchers, given: bool, track: bool) -> Call:
+    def launch(x: Tensor, *operands: Tensor | None):
+        if min([t.data_ptr() for t in (x, *operands) if t is not None]) < LOWEST:
+            require_memory(OPERAND_NAMES, (x, *operands))
+        weight, bias, mean, var, *others = operands
+        return as_results(launchers.forward(x, weight, bias, mean, var, OptionalOperands(*others)), given, track)
+
+    return launch
+
+
 def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, given: bool, needs: Sequence[bool]) -> Call:
-    """Return a function (dy, x, weight, bias, mean, rstd, var, dsum, *optional) -> the Gradients."""
+    """Return a function (dy, x, weight, bias, mean, rstd, var, dsum, *optional) -> the Gradients; None if not needed."""
     args, known, needs = (words, tuple(sizes), eps, weight_offset), _ByShape(), tuple(needs)
     find = known.find
 
@@ -102,11 +135,28 @@ def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float,
         x = dense_if_derived(x, dsum, words)
         key = x.shape, x.stride(), options_in_context.get(), batch_invariant.on
         saved = SavedTensors(x, weight, bias, mean, rstd, var, *others)
-        launchers = find(key)
-        if launchers is None:
-            launchers = known.remember(key, backward_launchers(args, dy, dsum, saved, given))
-        if min([t.data_ptr() for t in (dy, dsum, *saved) if t is not None]) < LOWEST:
-            require_memory(BACKWARD_NAMES, (dy, dsum, *saved))
-        return as_gradients(launchers.backward(dy, dsum, saved, needs), needs, x)
+        launch = find(key)
+        if launch is None:
+            launch = known.remember(key, _backward(backward_launchers(args, dy, dsum, saved, given), needs))
+        return launch(dy, dsum, saved)
 
     return call
+
+
+def _backward(launchers: Launchers, needs: tuple[bool, ...]) -> Call:
+    """Return a launcher (dy, dsum, saved) -> gradients. It takes the short path if a `_training_forward` made the statistics."""
+    problem, plain, extras = launchers.problem, launchers.train_backward, launchers.train_extras_backward
+
+    def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors):
+        x, weight, bias, mean, rstd, _, scale, shift = saved[:8]
+        arrived = dy.stride() == problem.y_stride and (dsum is None or dsum.stride() == problem.y_stride)
+        statistics = repack(problem, mean, rstd) if (plain or extras) and arrived else None
+        if statistics is not None and plain:
+            return plain(dy, x, weight, bias, statistics, needs[:3])
+        if statistics is not None and extras:
+            return extras(dy, x, weight, bias, statistics, scale, shift, dsum, needs[:5])
+        if min([t.data_ptr() for t in (dy, dsum, *saved) if t is not None]) < LOWEST:
+            require_memory(BACKWARD_NAMES, (dy, dsum, *saved))
+        return launchers.backward(dy, dsum, saved, needs)
+
+    return launch
