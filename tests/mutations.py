@@ -115,7 +115,7 @@ MUTATIONS = [
     Mutation("a row's vectors in the next row", "backends/gpu/whole_set/kernel.py", "r = start + vector // (mode.run // mode.vector)", "r = start + vector // mode.run", KERNELS + "channels_last"),
     Mutation("C: moments that meet without the distance of their means", "backends/c/src/moments.h", "p.m2 + q.m2 + delta * delta * p.count * share", "p.m2 + q.m2", C_KERNELS),
     Mutation("C: a known mean is not corrected", "backends/c/src/loops.h", "means[k] = mean + left, m2[k] = deviations.second - deviations.first * left;", "means[k] = mean, m2[k] = deviations.second;", C_KERNELS),
-    Mutation("C: halves are cut, not rounded", "backends/c/src/numbers.h", "rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan", "rounded = bits >> 16, nan", C_KERNELS),
+    Mutation("C: halves are cut, not rounded", "backends/c/src/numbers.h", "return (bits >> 16 & 1u) + 0x7fffu;", "return bits ^ bits;", C_KERNELS),
     Mutation("C: the partial sums of one part alone", "backends/c/src/parameter_gradients.h", "for (int64_t part = 0; part < reduction->parts; part++) {", "for (int64_t part = 0; part < 1; part++) {", C_KERNELS),
     Mutation("C: folded rows counted once", "backends/c/src/tiles.h", "columns = (double)(problem->fold * problem->run);", "columns = (double)problem->run;", C_KERNELS),
     Mutation("C: rows of another sample's parameters", "backends/c/src/problem.h", "slot->param == param && slot->modulation == modulation) return slot;", "slot->param == param) return slot;", C_KERNELS),

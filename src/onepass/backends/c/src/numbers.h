@@ -115,16 +115,19 @@ static inline BitsVector widen_halves(const uint16_t *from) { return __builtin_c
 static inline void narrow_to_halves(uint16_t *to, BitsVector bits) { *(HalfVector *)to = __builtin_convertvector(bits, HalfVector); }
 #endif
 
+/* What is added to a float before its lower half is cut, so that it is rounded to nearest, ties to even. */
+static inline BitsVector bf16_rounding(BitsVector bits) { return (bits >> 16 & 1u) + 0x7fffu; }
+
 #if defined(__aarch64__)
 static inline FloatVector read_vector_bf16(const bf16 *from) { return (FloatVector)vshll_n_u16(vld1_u16(from), 16); }
 static inline void write_vector_bf16(bf16 *to, FloatVector x) { /* vaddhn adds and keeps the upper halves */
     BitsVector number = (BitsVector)(x == x), bits = ((BitsVector)x & number) | (~number & 0x7fc00000u);
-    vst1_u16(to, vaddhn_u32((uint32x4_t)bits, (uint32x4_t)((bits >> 16 & 1u) + 0x7fffu)));
+    vst1_u16(to, vaddhn_u32((uint32x4_t)bits, (uint32x4_t)bf16_rounding(bits)));
 }
 #else
 static inline FloatVector read_vector_bf16(const bf16 *from) { return (FloatVector)(widen_halves(from) << 16); }
 static inline void write_vector_bf16(bf16 *to, FloatVector x) {
-    BitsVector bits = (BitsVector)x, rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = (BitsVector)(x != x);
+    BitsVector bits = (BitsVector)x, rounded = (bits + bf16_rounding(bits)) >> 16, nan = (BitsVector)(x != x);
     narrow_to_halves(to, (rounded & ~nan) | (nan & 0x7fc0u));
 }
 #endif
