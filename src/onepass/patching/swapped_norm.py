@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -72,15 +73,23 @@ class NormRecipe:
         """
         forward = original_when_compiling(_SwappedNorm._onepass_forward, original.forward)
         guards = Guards.make(self.guarded, self.child_classes, self.unsupported_ranks, self.unsupported_dtypes)
-        return {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards}
+        return {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards, "_read": staticmethod(self.reader())}
 
-    def look_up(self, module: nn.Module, location: Location) -> Any:
-        return getattr(module, location) if isinstance(location, str) else location(module) if callable(location) else location
+    def reader(self) -> Callable[[nn.Module], tuple[Any, Any, Any]]:
+        """Return a function that reads (weight, bias, eps) from a module."""
+        weight, bias, eps = (_reader(location) for location in (self.weight, self.bias, self.eps))
+        if isinstance(self.weight, str) and isinstance(self.bias, str) and isinstance(self.eps, str):
+            return attrgetter(self.weight, self.bias, self.eps)
+        return lambda module: (weight(module), bias(module), eps(module))
 
     @property
     def normalizes_rows(self) -> bool:
         """Whether the norm normalizes the last dimensions. Only such norms can be fused with a sum before them."""
         return self.like in (onepass_nn.LayerNorm, onepass_nn.RMSNorm)
+
+
+def _reader(location: Location) -> Callable[[nn.Module], Any]:
+    return attrgetter(location) if isinstance(location, str) else location if callable(location) else lambda module: location
 
 
 class _SwappedNorm(nn.Module):
@@ -90,6 +99,7 @@ class _SwappedNorm(nn.Module):
     _original_class: type[nn.Module]
     _recipe: NormRecipe
     _guards: Guards | None
+    _read: Callable[[nn.Module], tuple[Any, Any, Any]]
 
     def _onepass_forward(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
         if not kwargs and len(args) == 1:
@@ -101,7 +111,12 @@ class _SwappedNorm(nn.Module):
         if not isinstance(x, Tensor):
             if not hasattr(type(x), "__torch_function__"):  # a torch.fx proxy has this method
                 return self._call_original(x, activation, residual)
-        elif x.is_nested or x.is_complex() or _original_is_faster(self._recipe, x) or (self._guards and self._guards.fail(self, x)):
+        elif (
+            x.is_nested
+            or x.is_complex()
+            or (x.requires_grad and _original_is_faster(self._recipe, x))
+            or (self._guards and self._guards.fail(self, x))
+        ):
             return self._call_original(x, activation, residual)
         activation = activation or self._recipe.activation
         if residual is None:
@@ -126,8 +141,8 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
-    """Return whether x is so small that the original forward is faster, because it needs less host time."""
-    trained = recipe.normalizes_rows and recipe.autocast and x.is_cuda and x.requires_grad and torch.is_grad_enabled()
+    """Return whether an x that requires a gradient is so small that the original forward is faster, because it needs less host time."""
+    trained = torch.is_grad_enabled() and x.is_cuda and recipe.normalizes_rows and recipe.autocast
     return trained and x.numel() < MIN_ELEMENTS_TRAINING
 
 
@@ -143,8 +158,7 @@ class _FunctionalNorm(_SwappedNorm):
     """A patched LayerNorm, RMSNorm, LayerNorm2d or GroupNorm. It calls a function of `onepass.functional`."""
 
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
-        recipe, look_up = self._recipe, self._recipe.look_up
-        weight, bias, eps = look_up(self, recipe.weight), look_up(self, recipe.bias), look_up(self, recipe.eps)
+        recipe, (weight, bias, eps) = self._recipe, self._read(self)
         if recipe.result and weight is not None and weight.dtype != x.dtype:
             return self._normalize_mixed(x, residual, weight, bias, eps, activation)
         if recipe.autocast or not torch.is_autocast_enabled(x.device.type):
@@ -178,15 +192,17 @@ def _shape(module: Any, x: Tensor, weight: Tensor | None) -> tuple[int, ...]:
 
 
 def _layer_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias, eps: float, activation: str | None) -> Any:
-    shape, extras = _shape(module, x, weight), {"activation": activation, "weight_offset": module._recipe.weight_offset}
+    shape, offset = _shape(module, x, weight), module._recipe.weight_offset
     if residual is None:
-        return F.layer_norm(x, shape, weight, bias, eps, **extras)
-    return F.add_layer_norm(x, residual, shape, weight, bias, eps, **extras)
+        return F.layer_norm(x, shape, weight, bias, eps, activation=activation, weight_offset=offset)
+    return F.add_layer_norm(x, residual, shape, weight, bias, eps, activation=activation, weight_offset=offset)
 
 
 def _rms_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias: None, eps: float | None, activation: str | None) -> Any:
-    shape, extras = _shape(module, x, weight), {"activation": activation, "weight_offset": module._recipe.weight_offset}
-    return F.rms_norm(x, shape, weight, eps, **extras) if residual is None else F.add_rms_norm(x, residual, shape, weight, eps, **extras)
+    shape, offset = _shape(module, x, weight), module._recipe.weight_offset
+    if residual is None:
+        return F.rms_norm(x, shape, weight, eps, activation=activation, weight_offset=offset)
+    return F.add_rms_norm(x, residual, shape, weight, eps, activation=activation, weight_offset=offset)
 
 
 def _layer_norm2d(module: Any, x: Tensor, residual: None, weight, bias, eps: float, activation: str | None) -> Any:
