@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -29,6 +32,7 @@ EAGER, COMPILE, REDUCE_OVERHEAD = MODES = ("eager", "compile", "reduce-overhead"
 PROVIDERS = {EAGER: ("before", "after")} | {
     mode: (f"{name} before", f"{name} after") for mode, name in ((COMPILE, "compiled"), (REDUCE_OVERHEAD, REDUCE_OVERHEAD))
 }
+CORES = 4  # for the threads of a step on a GPU: that of Python, that of autograd, and what CUDA starts
 WARM_UP = 3  # the third step is the first that replays a CUDA graph: the first allocates, the second records
 # A patched model may have GRACE times the relative error of the unpatched model, plus ROUNDING, one rounding to bfloat16.
 GRACE = 2.0
@@ -36,6 +40,32 @@ GRACE = 2.0
 NOISE, NOISE_GRACE = 0.5, 16.0
 ROUNDING = 2.0**-8
 Errors = dict[str, tuple[float, float]]  # for each result by name: (norm of its error, norm of the result)
+
+
+@contextmanager
+def same_cores() -> Iterator[None]:
+    """Let all threads of this process run on the first cores of the machine, as the threads of the other variant do.
+
+    Cores differ in their speed and in their distance to the GPU. Without this, a model without one changed kernel was between 0.79
+    and 1.12 times as fast as itself (BERT, compiled, H200, 2026-11-17).
+    """
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    few = sorted(allowed)[:CORES]
+    try:
+        _pin(tasks, few)
+        yield
+    finally:
+        _pin(tasks, allowed)
+
+
+def _pin(tasks: Path, cores: Iterable[int]) -> None:
+    for task in tasks.iterdir():
+        with suppress(ProcessLookupError):  # a thread that has ended
+            os.sched_setaffinity(int(task.name), cores)
 
 
 class Step:
@@ -151,14 +181,15 @@ class Variant:
         With `warm`, one step comes before, because another process has used the machine in the meantime.
         """
         step = self.steps[mode]
-        if warm:
-            step()
-        self._finish()
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        self._finish()
-        return (time.perf_counter() - start) / steps
+        with nullcontext() if self.device == "cpu" else same_cores():
+            if warm:
+                step()
+            self._finish()
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            self._finish()
+            return (time.perf_counter() - start) / steps
 
     def start_profiler(self) -> None:
         """Run the profiler once, since its first run takes seconds. It slows down all later launches in this process."""

@@ -2,13 +2,14 @@
 
 import importlib
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import model_table, model_zoo, models, report, report_models
+from benchmarks import model_table, model_variant, model_zoo, models, report, report_models
 from benchmarks.model_variant import MODES, SharedMemory, Step, Variant, _kernel_names, error_ratio
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
@@ -306,3 +307,12 @@ def test_report_command(tmp_path, capsys):
 def test_the_readme_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert report.main(["--models", "--check"]) == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux pins threads")
+def test_steps_before_and_after_run_on_the_same_cores(monkeypatch):
+    monkeypatch.setattr(model_variant, "CORES", 1)
+    all_cores = os.sched_getaffinity(0)
+    with model_variant.same_cores():
+        assert os.sched_getaffinity(0) == {min(all_cores)}
+    assert os.sched_getaffinity(0) == all_cores
