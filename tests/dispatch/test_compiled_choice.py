@@ -174,6 +174,24 @@ def test_a_method_with_a_closure_and_defaults():
     assert model(x, z=3) is x
 
 
+def test_code_that_was_compiled_runs_where_nothing_may_be_compiled():
+    model, x, ran = Blocks(), torch.randn(2, 8, 4, 4), []
+    onepass.patch(model)
+    torch._dynamo.reset()
+
+    def backend(module, _):
+        return lambda *args: (ran.append(1), module.forward(*args))[1]
+
+    compiled_model = torch.compile(model, backend=backend, fullgraph=True)
+    expected = compiled_model(x)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        torch.testing.assert_close(compiled_model(x), expected)
+    assert len(ran) == 2
+    with torch.compiler.set_stance("force_eager"):
+        torch.testing.assert_close(compiled_model(x), expected)
+    assert len(ran) == 2
+
+
 IMPORT = """
 import sys, torch
 {first}

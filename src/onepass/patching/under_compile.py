@@ -14,11 +14,11 @@ compiling = torch.compiler.is_dynamo_compiling
 try:
     from torch._C._dynamo import eval_frame as _eval_frame
 
-    compiler_is_active: Callable[[], Any] = _eval_frame.get_eval_frame_callback
+    current_compiler: Callable[[], Any] = _eval_frame.get_eval_frame_callback  # False if compiled code may run, but no new code
     _skip: Any = _eval_frame._FrameExecStrategy(_eval_frame._FrameAction.SKIP, _eval_frame._FrameAction.DEFAULT)
 except (ImportError, AttributeError):  # an older torch: patched modules add guards, and nothing else changes
     _eval_frame: Any = None
-    compiler_is_active = compiling
+    current_compiler = lambda: None  # noqa: E731
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ def make({names}):
     def either(self, *args, _method, _original, **kwargs):
         if 0:
             {names} self
-        if compiling() or compiler_is_active():
+        if compiling() or current_compiler() is not None:
             return _original(self, *args, **kwargs)
         return _method(self, *args, **kwargs)
     return either
@@ -56,7 +56,7 @@ def _with_closure_of(original: Any) -> FunctionType:
     class.
     """
     names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
-    scope = {"compiling": compiling, "compiler_is_active": compiler_is_active, "__name__": __name__}
+    scope = {"compiling": compiling, "current_compiler": current_compiler, "__name__": __name__}
     exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
     assert either.__code__.co_freevars == names
