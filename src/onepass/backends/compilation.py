@@ -1,7 +1,7 @@
 """Says when kernels are compiled, and records which kernels some code needs.
 
-The messages go to `logging.getLogger("onepass")`, at level INFO. If no logging is set up, a terminal shows a short line. Nothing
-here runs in calls whose kernels are loaded.
+The messages go to `logging.getLogger("onepass")`, at level INFO. If no logging is set up, a terminal shows a short line. A call whose
+kernels are loaded runs nothing of this file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Record:
         self.compiled: list[tuple[str, float]] = []
 
 
-_records: list[Record] = []  # not in the context: backwards run in threads of autograd
+_records: list[Record] = []  # global, not in the context: backwards run in threads of autograd
 
 
 @contextmanager
@@ -50,9 +50,9 @@ def need(kernel: Hashable) -> None:
 
 
 class Compilation:
-    """A block that compiles a kernel, unless a cache has it. The block must call `begin` before it compiles.
+    """The context of code that compiles a kernel, unless a cache has it. The code must call `begin` before it compiles.
 
-    `name` is the kernel. `line` is shown on a terminal, once in a process.
+    `name` names the kernel in messages. `line` is the short line for a terminal, which a process shows once.
     """
 
     def __init__(self, name: str, line: str) -> None:

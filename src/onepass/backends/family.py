@@ -60,7 +60,7 @@ class TrainingForward(Protocol):
 
 
 class Tracking(Protocol):
-    """Normalizes x, and updates running statistics in place. Nothing was updated if it raises."""
+    """Normalizes x, and updates running statistics in place. If it raises, it has updated nothing."""
 
     def __call__(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, /

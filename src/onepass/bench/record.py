@@ -68,7 +68,7 @@ def read(path: Path) -> list[Record]:
 
 
 def write(path: Path, records: Iterable[Record]) -> None:
-    """Replace the file at once, so that a process that is ended while it writes leaves the old records."""
+    """Write a new file and rename it. So a process that is killed while it writes leaves the old records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     part.write_text("".join(json.dumps(record) + "\n" for record in records))

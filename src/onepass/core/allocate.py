@@ -46,5 +46,5 @@ def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch
 
 
 def on_current_gpu_unfilled() -> Callable[..., Tensor]:
-    """Return the fastest function that does what `on_current_gpu` does unless `fills_memory()`."""
+    """Return the fastest function like `on_current_gpu`. It never fills memory, so callers must check `fills_memory()`."""
     return _on_cuda or on_current_gpu

@@ -25,7 +25,7 @@ def unpack(problem: NormProblem, statistics: Tensor) -> tuple[Tensor | None, Ten
 
 
 def repack(problem: NormProblem, mean: Tensor | None, rstd: Tensor) -> Tensor | None:
-    """Return the tensor that `unpack` has taken mean and rstd from, or None if they come from elsewhere."""
+    """Return the one tensor that `unpack` took mean and rstd from, found by their addresses. None if they come from elsewhere."""
     distance, start = packed_stride(problem)[0], rstd.storage_offset() - packed_stride(problem)[0]
     if start < 0 or rstd.dtype != torch.float32 or rstd.stride() != problem.stat_stride or rstd.shape != problem.stat_shape:
         return None

@@ -146,9 +146,9 @@ def differentiable(saved: SavedTensors) -> tuple[Tensor | None, ...]:
 
 
 def skip_functorch(function: Any) -> Callable[..., Any]:
-    """Return `function.apply` without its preparations for functorch, which take 10 µs. Callers have seen that no transform is active.
+    """Return `function.apply` without its preparations for functorch, which take 10 µs. Callers must know that no transform is active.
 
-    A backward goes through a Python method of the node, which asks whether the function has a `vjp`. It has none, so that is skipped too.
+    Autograd calls a backward through a Python method, which first looks for a `vjp`. Our functions have none, so skip that method, too.
     """
     function._backward_cls.apply = function.backward
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]

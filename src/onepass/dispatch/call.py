@@ -39,11 +39,10 @@ def normalize(
 ) -> Tensor:
     """Normalize x, by `mean` and `var` if they are given.
 
-    `define(x, weight, bias, *args)` checks its arguments and returns the spec. It runs once per kind of call, and is part of the
-    cache key, so pass a module-level function and not a new lambda in each call. `check` runs before it and may check mean
-    and var.
+    `define(x, weight, bias, *args)` checks its arguments and returns the spec. It runs once per kind of call. It is part of the cache
+    key, so pass a module-level function, not a new lambda in each call. `check` runs before it, and may check mean and var.
     """
-    # `recall(key_of(...), ...)` if `in_plain_context()`, written out: every call passes here.
+    # This is `recall(key_of(...), ...)` if `in_plain_context()`. It is written out, because every call passes here.
     if not (compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0):
         key = (
             define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape,
@@ -65,7 +64,7 @@ def normalize(
 def _normalize_checked(
     define: Define, args: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, check: Callable[[], None]
 ) -> Tensor:
-    """As `normalize`, for a call that is not like a recent one. Remember it."""
+    """As `normalize`, for a call that is not like a recent one. Remember its launcher for the next call like it."""
     if not compiling():  # torch.compile would put this call into its graph
         x, weight, bias, mean, var = unwrap_dead_wrappers((x, weight, bias, mean, var))
     operands = x, weight, bias, mean, var
@@ -118,14 +117,15 @@ def normalize_known(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return (y, x + residual) with little host time, for a residual or a modulation. The sum is None without a residual.
 
-    Return None and do nothing unless `normalize_with` has run a call of this kind, or if the call fails: it will raise a better error.
+    Return None, and change nothing, if `normalize_with` has not run a call of this kind. Do the same if the call fails: the caller then
+    calls `normalize_with`, which raises a better error.
     """
     if not in_plain_context():
         return None
     operands = x, weight, bias, residual, scale, shift
     try:
         key = key_of(define, args, x, weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift)
-        different = operands[:-1] if scale is shift else operands  # `same_as` compares different tensors
+        different = operands[:-1] if scale is shift else operands  # `same_as` needs different objects
         launch = recall(key, different)
         if launch is not None:
             return launch(*operands)
@@ -178,10 +178,10 @@ def normalize_with(
 ) -> Result:
     """Normalize x as `normalize` does, with optional operands. Return a Result with statistics, which have no gradient.
 
-    `track` requests the variance. Without `stats`, statistics may be missing. Given statistics may be missing in any case.
+    `track` requests the variance. Without `stats`, the result may lack statistics. It may always lack those that were given.
 
-    `update(result)` runs before autograd saves a tensor, as torch's kernels update running statistics. Checkpointing stops a
-    recomputation at its last saved tensor, and would skip a later update.
+    `update(result)` runs before autograd saves a tensor, because torch's kernels also update running statistics that early.
+    Checkpointing stops a recomputation at its last saved tensor, so it would skip a later update.
     """
     operands = x, weight, bias, mean, var, *optional
     present = [t for t in operands if t is not None]

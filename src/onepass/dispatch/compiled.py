@@ -2,8 +2,8 @@
 
     add → norm → silu      becomes      norm, with a residual and an activation
 
-`fuse_neighbours` changes only graphs with a norm of ours. There, it also replaces torch's group_norm by ours if an activation
-follows. Other compilers than inductor can call it themselves.
+`fuse_neighbours` changes only graphs with a norm of ours. In these, it also takes over torch's group_norm where an activation
+follows. For inductor, inductor_pass.py calls it. Other compilers can call it, too.
 """
 
 from __future__ import annotations

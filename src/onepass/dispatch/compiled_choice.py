@@ -1,7 +1,8 @@
-"""Decide for each norm in a graph of torch.compile whether onepass or inductor computes it (planning/compiled.py has the costs).
+"""Decide for each norm in a graph of torch.compile whether onepass or inductor computes it. planning/compiled.py has the costs.
 
-`adopt` replaces torch's norms in patched modules by our op. Then compiled.py merges sums and activations into the norms, and
-`give_back` replaces each norm that inductor computes faster by the calls of torch that it came from.
+1. `adopt` turns torch's norms in patched modules into calls of our op.
+2. `fuse_neighbours` (compiled.py) merges sums and activations into these calls.
+3. `give_back` turns a call of our op into torch's calls again, if inductor would be faster.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _HALF_OR_FULL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def adopt(graph: fx.Graph) -> int:
-    """Replace torch's norms in patched modules by our op. Return how many were replaced."""
-    if under_autocast(graph):  # torch computes norms in float32 there, and casts where the graph does not show it
+    """Turn torch's norms in patched modules into calls of our op. Return how many were replaced."""
+    if under_autocast(graph):  # then torch casts to float32 inside its norms, and the graph does not show it
         return 0
     adopted = 0
     for node in list(graph.nodes):
@@ -54,7 +55,7 @@ def under_autocast(graph: fx.Graph) -> bool:
 
 
 def to_ours(graph: fx.Graph, node: fx.Node) -> bool:
-    """Replace a call of torch's norm by our op, if our op supports its operands. Return whether it was replaced."""
+    """Turn a call of torch's norm into a call of our op, if that supports its operands. Return whether it was replaced."""
     names, spec_of = _SPECS[node.target]
     given = {**_DEFAULTS, **dict(zip(names, node.args)), **node.kwargs}
     x, weight, bias = (_value(given[name]) for name in ("input", "weight", "bias"))
@@ -76,7 +77,7 @@ def to_ours(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def give_back(graph: fx.Graph) -> int:
-    """Replace our norms that inductor computes faster by torch's. Return how many were replaced."""
+    """Turn calls of our op into torch's calls where inductor is faster. Return how many were replaced."""
     if current_options().family or current_options().invariant:  # the user has asked for our kernels
         return 0
     given_back = 0
@@ -88,7 +89,7 @@ def give_back(graph: fx.Graph) -> int:
 
 
 def _drop_unused_results(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove statistics that nobody uses. Our functions detach them, also where they do not return them."""
+    """Remove results that nobody uses. Our functions detach all statistics, even those that they do not return."""
     for result in [user for user in node.users if user.target is operator.getitem]:
         for user in [user for user in result.users if user.target == "detach" and not user.users]:
             graph.erase_node(user)
@@ -140,7 +141,7 @@ ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 
 def _can_give_back(node: fx.Node, fields: dict[str, Any]) -> bool:
-    """Return whether torch's calls get the same operands and give all results that are used."""
+    """Return whether torch's calls can take all operands of a norm, and return all its results that are used."""
     others = ("mean", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
     if fields["track"] or any(fields[name] is not None for name in others):
         return False
@@ -161,7 +162,7 @@ def _choose(spec: NormSpec, node: fx.Node, values: list[Any]) -> Choice:
 
 
 def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], tuple[Any, ...]]] | None:
-    """Return torch's function for a norm and its arguments after x, or None if torch has none."""
+    """Return torch's function for a norm, and a function (x, fields) -> its arguments after x. Return None if torch has none."""
     plain, eps = replace(spec, activation=""), spec.eps
     sizes = dict(spec.sizes)
     if "g" in sizes and plain == norms.group_norm(sizes["g"], eps):
@@ -196,7 +197,7 @@ def _rms_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:
 
 _DEFAULTS = {"weight": None, "bias": None, "eps": 1e-5, "running_mean": None, "running_var": None, "use_input_stats": True}
 
-# Torch's norms: the names of their arguments, and a function that returns our spec, or None if ours differs.
+# Torch's norms: the names of their arguments, and a function that returns our spec, or None if onepass has no such norm.
 _SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], NormSpec | None]]] = {
     F.group_norm: (("input", "num_groups", "weight", "bias", "eps"), _group_norm),
     F.layer_norm: (("input", "normalized_shape", "weight", "bias", "eps"), _layer_norm),

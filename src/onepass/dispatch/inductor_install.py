@@ -1,4 +1,7 @@
-"""Make inductor run our graph pass: now if it is loaded, otherwise when it is imported. Importing onepass alone does neither."""
+"""Make inductor run our graph pass: at once if inductor is loaded, otherwise when it is imported.
+
+Importing onepass does not do this. Patching a module does, and so does tracing a call of onepass.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ def install() -> None:
 
 
 def install_when_imported() -> None:
-    """Call `install` now, or as soon as inductor is imported. To import it here would take seconds that few programs need."""
+    """Call `install` now, or as soon as inductor is imported. Importing it here would take seconds, and few programs need it."""
     install()
     if CONFIG not in sys.modules and not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterImport())
 
 
 class _AfterImport(MetaPathFinder):
-    """Calls `install` after the import of inductor's configuration, and then steps aside."""
+    """An import hook. It calls `install` after inductor's configuration is imported, and removes itself."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != CONFIG:

@@ -1,9 +1,9 @@
-"""How inductor compiles the registered ops: to one call of a prepared norm (prepared.py) in the code that it generates.
+"""Tells inductor how to compile our registered ops: each becomes one call of a prepared norm (prepared.py).
 
-Inductor would call the registered op through torch's dispatcher, which takes more host time than the launch. Where the
-generated code is not Python (AOTInductor), or a size in the norm's description is symbolic, it still calls the registered op.
+Otherwise inductor would call the ops through torch's dispatcher, which takes more host time than the launch. It still does so in
+two cases: the generated code is not Python (AOTInductor), or a size in the norm's description is symbolic.
 
-This is a file of its own, because it imports inductor. The graph pass (inductor_pass.py) registers the lowerings.
+This is a file of its own, because it imports inductor. The graph pass (inductor_pass.py) registers these lowerings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Y, _SUM = 0, 4  # places of results of onepass::norm
 
 
 class _Line(NamedTuple):
-    """A call of prepared.py: the function that prepares it, the arguments that are fixed, and the tensors of each call."""
+    """What `PreparedNorm` writes: a function of prepared.py, its fixed arguments, and the names of the tensors in each step."""
 
     function: str
     fixed: list[Any]
@@ -39,12 +39,12 @@ class _Line(NamedTuple):
 
 
 class PreparedNorm(ir.FallbackKernel):
-    """A norm in a graph of inductor. `codegen` writes the call."""
+    """A norm as a node of inductor's graph. `codegen` writes the line that prepares it and the line that calls it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         users: Any = V.graph.current_node.users
-        self.used = {user.args[1] if user.target is operator.getitem else None for user in users}  # None: all results
+        self.used = {user.args[1] if user.target is operator.getitem else None for user in users}  # None: the whole tuple is used
 
     def codegen(self, wrapper: PythonWrapperCodegen) -> None:
         line = self._line() if type(wrapper) in (PythonWrapperCodegen, SubgraphPythonWrapperCodegen) and not V.graph.cpp_wrapper else None
@@ -72,7 +72,7 @@ class PreparedNorm(ir.FallbackKernel):
             return None
         if self.op_overload is torch.ops.onepass.norm_backward.default:
             needs = given["needs"]
-            if not all(at is not None and needs[at] for at in self.used):  # a gradient that is not needed is an empty tensor
+            if not all(at is not None and needs[at] for at in self.used):  # for such a gradient, only the op returns a tensor
                 return None
             return _Line("backward", [*fixed, given["given"], list(given["needs"])], [given[name] for name in _SAVED])
         present = {name for name in (*_OPERANDS, *OptionalOperands._fields) if given[name] is not None}

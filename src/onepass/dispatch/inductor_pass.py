@@ -1,7 +1,7 @@
-"""The graph passes of compiled_choice.py and compiled.py as inductor takes them.
+"""One pass for inductor, made of the graph passes of compiled_choice.py and compiled.py.
 
-This is a file of its own, because it imports inductor. Inductor pickles its passes to make the keys of its cache, so the class must be
-found by its name.
+This is a file of its own, because it imports inductor. Inductor pickles its passes to make the keys of its cache. Pickle must find
+the class by its name, so the class is not local to a function.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import compiled, compiled_choice
 
 
 class NormPass(CustomGraphPass):
-    """Runs the pass that the user had set, if any. Then it decides who computes each norm, and merges neighbours into ours."""
+    """Runs the user's own pass first, if there is one. Then it takes norms over, merges neighbours into them, and gives some back."""
 
     def __init__(self, before: Any = None) -> None:
         self.before = before

@@ -85,7 +85,7 @@ def known() -> list[Launchers]:
 
 
 def why_no_library() -> str:
-    """Return why known calls run without the C kernels, although they planned to use them, or ""."""
+    """Return why a known call could not use the C kernels that its first plan chose, or "" if there is no such call."""
     for found in known():
         reason = found._described.no_c
         if reason != describe(found.device).no_c:
@@ -110,9 +110,10 @@ def plan_launchable(problem: NormProblem, device: torch.device, options: Options
 
 
 def bias_is_not_read(spec: NormSpec, weight: Tensor | None, bias: Tensor | None, modulated: bool) -> bool:
-    """Return whether a backward reads only the shape and dtype of the bias, and the weight has the same.
+    """Return whether a backward needs only the shape and dtype of the bias, and can take them from the weight.
 
-    Then the bias is not saved, and users may change it in place. A backward reads its values to compute z again, or x_hat from y.
+    Then the bias is not saved, and users may change it in place. A backward needs the values of the bias in two cases: it computes z
+    again, or it computes x_hat from y.
     """
     if weight is None or bias is None or spec.activation or spec.from_y or modulated:
         return False
@@ -128,7 +129,7 @@ class Launchers:
         self.packed_stride = packed_stride(problem)  # the strides of the tensor that holds mean and rstd
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
         self.packed: list[Any] | None = None  # the same for calls that save mean and rstd in one tensor
-        self.checked: dict[int, tuple[Same, ...]] = {}  # by the number of tensors: recognize checked tensors of a backward
+        self.checked: dict[int, tuple[Same, ...]] = {}  # number of tensors -> comparisons with tensors that a backward has checked
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
         self._family = family_named(self.plan.family)
@@ -138,7 +139,7 @@ class Launchers:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def remember_checked(self, tensors: Sequence[Tensor]) -> None:
-        """Remember tensors that a backward of this kind has checked: later ones that are like them need no check."""
+        """Remember tensors that a backward of this kind has checked. Later tensors like them need no check."""
         same, n = same_as(tensors), len(tensors)
         if same is not None:
             self.checked[n] = (same, *self.checked.get(n, ())[: MAX_VARIANTS - 1])

@@ -76,7 +76,7 @@ def as_gradients(grads: Gradients, needs: Sequence[bool], x: Tensor) -> tuple[Te
 
 
 def dense_if_derived(x: Tensor, dsum: Tensor | None, words: str) -> Tensor:
-    """Return the saved x with the strides that its forward gave it: if it is a sum or y, it was dense."""
+    """Return the saved x with the strides that it had in the forward. If it is a sum or y, the forward made it dense."""
     if dsum is None and not NormSpec.packs_from_y(words):
         return x
     require_memory(("x",), (x,))

@@ -1,4 +1,4 @@
-"""Which neighbours of a norm inductor would fuse with it, and how much memory traffic that would save."""
+"""Find the neighbours that inductor would fuse with a norm, and count the memory traffic that this would save."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Names of functions, methods and operators that compute each element on its own. An in-place form has the same name and "_" or,
-# as an operator, an "i" before it.
+# Names of functions, methods and operators that compute each element on its own. Their in-place forms count, too: `_name` removes
+# the "_" of `add_`, and operators such as `iadd` are listed.
 ELEMENTWISE = _words(
     "add sub rsub mul div truediv neg pow square sqrt rsqrt exp log abs clamp where maximum minimum sigmoid tanh erf sin cos addcmul "
     "lerp relu relu6 silu gelu elu selu celu leaky_relu mish softplus hardswish hardsigmoid hardtanh logsigmoid dropout alpha_dropout "
@@ -24,10 +24,10 @@ VIEWS = _words("view reshape permute transpose movedim flatten unflatten unsquee
 
 
 def moves_saved_by_fusion(node: fx.Node) -> int:
-    """Return how many times a tensor of x's size would be read or written less if inductor fused a norm with its neighbours.
+    """Return how many reads and writes of a tensor as large as x fusion by inductor would save.
 
-    An elementwise operation before the norm: x would not be read again, and not even stored if only the norm uses it. The same
-    holds for elementwise operations after it and y.
+    If an elementwise operation makes x, fusion saves reading x. If only the norm uses x, it also saves writing x. The same holds for y
+    and the elementwise operations that use it.
     """
     before = sum(_saved_before(node, operand) for operand in (node.args[0], node.args[10]) if isinstance(operand, fx.Node))
     users = [user for y in node.users if y.target is operator.getitem and y.args[1] == 0 for user in _users(y)]

@@ -1,6 +1,7 @@
-"""The autograd functions with little host time. They save mean and rstd in one tensor, called statistics.
+"""The autograd functions that need little host time. They save mean and rstd in one tensor, called statistics.
 
-A backward compares what it got with what earlier backwards of its kind have checked, by `recent.py`. Only new tensors are checked.
+A backward must check the tensors that it gets. It skips the checks if an earlier backward of its kind has checked tensors like these.
+recent.py makes that comparison.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from .autograd import general_backward, skip_functorch
 from .launchers import Launchers
 from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route_backward
 
-Running = list[Any]  # running_mean, running_var and the momentum of an update; empty after it
+Running = list[Any]  # [running_mean, running_var, momentum]; emptied when the running statistics are updated
 
 
 class PlainNorm(torch.autograd.Function):
-    """As Norm, if x, weight, bias and given statistics are the only operands and the family has a minimal forward and backward.
+    """As `Norm` (autograd.py), for calls whose only operands are x, weight, bias and given statistics.
 
-    The forward may update `running` statistics. In small training steps, the other work of Norm would take longer than the kernel.
+    The family must have a `train_forward` and a `train_backward`. The forward also updates the `running` statistics, if there are any.
+    In small training steps, the other work of `Norm` would take longer than the kernel.
     """
 
     @staticmethod
@@ -55,7 +57,7 @@ class PlainNorm(torch.autograd.Function):
             try:
                 bias = weight if launchers.drops_bias else bias
                 grads = launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:5])
-                return None, None, *grads, None, None  # given statistics have no gradient; without them, the None are ignored
+                return None, None, *grads, None, None  # the last two: for given statistics; otherwise ignored
             except ZeroTensor:
                 pass
         return None, None, *packed_backward(launchers, dy, None, saved, Needs(*ctx.needs_input_grad[2:5]))[:3], None, None
@@ -107,7 +109,7 @@ def _in_extras_order(grads: Sequence[Tensor | None], x: torch.dtype, residual: t
 
 
 def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Sequence[Tensor | None]) -> bool:
-    """Return whether the tensors of a backward are like some that `packed_backward` has checked, in a context like theirs."""
+    """Return whether `packed_backward` has checked tensors like these before, and no mode is on that would change the route."""
     if (  # `in_plain_context`, written out
         grad_enabled() or compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0
     ):  # fmt: skip
@@ -120,7 +122,7 @@ def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Se
 
 
 def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs) -> Gradients:
-    """Check what the backward of a PlainNorm or an ExtrasNorm got, and compute the gradients. Remember what was checked."""
+    """Check the tensors of a backward of PlainNorm or ExtrasNorm, and compute the gradients. Remember the tensors for `was_checked`."""
     way, problem = route_backward(dy, dsum, *unpacked), launchers.problem
     tensors = unpacked if signatures(unpacked) == launchers.packed else as_saved(problem.spec, unpacked, launchers.packed or (), True)
     x, weight, bias, stats, *extras = tensors

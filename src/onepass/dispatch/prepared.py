@@ -1,13 +1,14 @@
-"""The calls that inductor writes into the code it generates (inductor_lowering.py).
+"""What the code that torch.compile generates calls: one function for each norm of a graph.
 
-The generated code prepares each norm once, when it is loaded, and then calls it by one line:
+inductor_lowering.py writes these calls. The generated code prepares each norm once, when it is loaded. Each step is then one line:
 
     norm_0 = onepass_prepared.infer("n (g k) *l | …", (32,), 1e-05, 0.0)    # when the code is loaded
     buf0 = norm_0(x, weight, bias)                                          # in each step
 
-Nothing about the launch is in that code. The first call with a shape of x plans, and finds the launchers that calls without
-torch.compile use. The functions return tuples with the results of the registered op, each at its place. Results that the
-generated code does not use may be None.
+The generated code knows nothing about the launch. The first call with a new shape of x chooses a family. It gets the same launchers
+as a call without torch.compile. On a GPU, backends/gpu/launch/prepared.py writes them.
+
+Each function returns a tuple, in the order of the registered op's results. Results that the generated code does not use may be None.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Call = Callable[..., tuple[Tensor | None, ...]]
 
 
 class _ByShape:
-    """The launchers of one norm in a graph, by the shape and strides of x. All else is fixed in the graph, or part of the options."""
+    """The launchers of one norm in a graph. The key is the shape and strides of x, and the options: the graph fixes all else."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
@@ -93,7 +94,7 @@ def forward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, 
 
 
 def _training_forward(launchers: Launchers) -> Call | None:
-    """Return a launcher that computes mean and rstd in one tensor, or None if there is none."""
+    """Return a launcher that stores mean and rstd in one tensor, which `_backward` needs for its short path. None if there is none."""
     problem = launchers.problem
     plain, extras, centered = launchers.train_forward, launchers.train_extras, problem.spec.centered
     if problem.given or problem.track or contiguous_stride(problem.stat_shape) != problem.stat_stride:
@@ -126,7 +127,7 @@ def _general_forward(launchers: Launchers, given: bool, track: bool) -> Call:
 
 
 def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float, given: bool, needs: Sequence[bool]) -> Call:
-    """Return a function (dy, x, weight, bias, mean, rstd, var, dsum, *optional) -> the Gradients; None if not needed."""
+    """Return a function (dy, x, weight, bias, mean, rstd, var, dsum, *optional) -> Gradients, with None where not needed."""
     args, known, needs = (words, tuple(sizes), eps, weight_offset), _ByShape(), tuple(needs)
     find = known.find
 
@@ -144,7 +145,10 @@ def backward(words: str, sizes: Sequence[int], eps: float, weight_offset: float,
 
 
 def _backward(launchers: Launchers, needs: tuple[bool, ...]) -> Call:
-    """Return a launcher (dy, dsum, saved) -> gradients. It takes the short path if a `_training_forward` made the statistics."""
+    """Return a launcher (dy, dsum, saved) -> gradients.
+
+    It takes the short path if mean and rstd lie in one tensor, as `_training_forward` leaves them.
+    """
     problem, plain, extras = launchers.problem, launchers.train_backward, launchers.train_extras_backward
 
     def launch(dy: Tensor, dsum: Tensor | None, saved: SavedTensors):

@@ -1,9 +1,11 @@
-"""Recognizes a call whose tensors are like those of an earlier call, by one comparison.
+"""Recognizes a call that is like an earlier one, by one comparison of all its tensors.
 
-torch.compile guards its graphs by `TensorGuards`. One call of it compares types, dtypes, devices, sizes, strides, `requires_grad` and
-dispatch keys of several tensors. That takes 0.7 µs for three tensors (Neoverse-N1 CPU, 2026-11-17). Python needs 4 µs to read the
-same values. Dispatch keys show negative bits, zero tensors, and wrappers of functorch and legacy vmap. They do not show all dispatch
-modes, nor forward-mode differentiation or grad mode. So callers check `in_plain_context` of route.py, and keys have the grad mode.
+The comparison is `TensorGuards`, which torch.compile uses to guard its graphs. It compares types, dtypes, devices, sizes, strides,
+`requires_grad` and dispatch keys. That takes 0.7 µs for three tensors. Python needs 4 µs to read the same values (Neoverse-N1 CPU,
+2026-11-17).
+
+Dispatch keys show negative bits, zero tensors, and wrappers of functorch and legacy vmap. They do not show the grad mode, forward-mode
+differentiation, or every dispatch mode. So the grad mode is part of the key, and callers check `in_plain_context` (route.py) first.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Same = Callable[..., bool]  # returns whether tensors are like the earlier ones
 Key = tuple[Any, ...]
 
 MAX_KEYS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
-MAX_VARIANTS = 4  # how many variants of a call are kept for a key. Each may take one comparison
+MAX_VARIANTS = 4  # calls that are kept for one key; finding one takes at most as many comparisons
 
 _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _recent: dict[Key, tuple[tuple[Same, Callable[..., Any]], ...]] = {}
@@ -33,7 +35,7 @@ forget_recent = _recent.clear
 def same_as(tensors: Sequence[Tensor]) -> Same | None:
     """Return a function that compares other tensors with these, or None if this version of torch cannot.
 
-    No two of the tensors may be the same object: `TensorGuards` takes such calls for different.
+    The tensors must be different objects. If one occurs twice, `TensorGuards` never finds a call that is the same.
     """
     if _guards is None or not hasattr(_guards, "TensorGuards"):
         return None
@@ -57,7 +59,11 @@ def recall(key: Key, operands: Sequence[Tensor | None]) -> Callable[..., Any] | 
 
 
 def note(key: Key, operands: Sequence[Tensor | None], launch: Callable[..., Any]) -> None:
-    """Remember the launcher of a call. The key must say which operands are None, and `launch` must check their memory."""
+    """Remember the launcher of a call.
+
+    The comparison sees neither missing operands nor freed memory. So the key must say which operands are None, and `launch` must check
+    that the others have memory.
+    """
     same = same_as([t for t in operands if t is not None])
     if same is None:
         return
@@ -67,5 +73,5 @@ def note(key: Key, operands: Sequence[Tensor | None], launch: Callable[..., Any]
 
 
 def key_of(define: Any, args: tuple[Any, ...], x: Tensor, *others: Any) -> Key:
-    """Return the key of a call. It has all that decides how the call runs and that its tensors do not show."""
+    """Return the key of a call: what decides how it runs, apart from its tensors. The shape of x is included, to tell calls apart early."""
     return define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape, *others

@@ -26,7 +26,7 @@ compiling = torch.compiler.is_dynamo_compiling  # False in a non-strict export, 
 
 
 def in_plain_context() -> bool:
-    """Return whether calls with plain tensors take the route DIRECT, and their backwards too if they are not differentiated."""
+    """Return whether calls with plain tensors take the route DIRECT. So do their backwards, unless these are differentiated."""
     return not (compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0)
 
 

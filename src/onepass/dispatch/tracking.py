@@ -1,4 +1,4 @@
-"""batch_norm in training, with running statistics that a kernel updates."""
+"""batch_norm in training with running statistics. Where the family can, a kernel updates them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def normalize_and_track(
     momentum: float,
     update: Update,
 ) -> Tensor | None:
-    """Normalize x by its own statistics and update the running statistics, (12). `update(result)` does so if the kernel cannot.
+    """Normalize x by its own statistics, and update the running statistics, (12). `update(result)` does so if no kernel can.
 
-    Return None and do nothing unless `may_track` has accepted a call of this kind, or if the call fails: a checked call will raise a
-    better error.
+    Return None, and change nothing, if `may_track` has not accepted a call of this kind. Do the same if the call fails: the caller then
+    makes a checked call, which raises a better error.
     """
     if not in_plain_context():
         return None
@@ -55,7 +55,7 @@ def normalize_and_track(
     try:
         y = launch(x, weight, bias, running, update)
     except RuntimeError:
-        if not running:  # a hook on saved tensors raised: a second call would update again
+        if not running:  # a hook on saved tensors raised after the update; a second call would update again
             raise
         return None
     if not known:
@@ -76,7 +76,7 @@ def _tracking(launchers: Launchers, needs_gradient: bool) -> Callable[..., Tenso
             running.clear()
             update(result)
 
-        require_memory(OPERAND_NAMES, (x, weight, bias, *running[:2]))  # `update` would crash without
+        require_memory(OPERAND_NAMES, (x, weight, bias, *running[:2]))  # without memory, `update` would crash
         operands = x, weight, bias, None, None
         if needs_gradient:
             return apply_norm(launchers, update_and_clear, *operands, *NO_OPTIONAL)[0]
@@ -97,7 +97,7 @@ def may_track(
     running_var: Any,
     momentum: Any,
 ) -> bool:
-    """Return whether `normalize_and_track` may run this call, whose arguments were checked. If so, prepare its launchers."""
+    """Return whether `normalize_and_track` may run this call, and prepare its launchers if so. The arguments were checked before."""
     running = running_mean, running_var
     fits = type(momentum) is float and all(t.dtype == torch.float32 and t.device == x.device for t in running) and x.numel() > 0
     if not fits or route(x, weight, bias, *running) is not DIRECT or options_in_context.get().explain:

@@ -1,4 +1,7 @@
-"""What `onepass.patch` needs of torch.compile's graphs: the pass that decides which norms of patched modules onepass computes."""
+"""Passes `install_when_imported` on to `onepass.patch`, which may not import dispatch/.
+
+It installs the graph pass that decides which norms onepass computes under torch.compile.
+"""
 
 from onepass.dispatch.inductor_install import install_when_imported
 

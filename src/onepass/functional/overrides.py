@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass.check.arguments import require_tensor
 
-# Whether autocast is on for CUDA. Called with "cuda", it returns the same and takes three times as long, 0.4 µs.
+# Called without arguments, it returns whether autocast is on for CUDA. With the argument "cuda" it takes three times as long, 0.4 µs.
 cuda_autocast = torch.is_autocast_enabled
 
 

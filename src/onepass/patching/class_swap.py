@@ -54,7 +54,7 @@ def swapped_class(original: type[nn.Module], recipe: Recipe) -> type[Swapped]:
 @cache
 def _make_class(original: type[nn.Module], recipe: Recipe, forward: Any) -> type[Swapped]:
     """Build the class for `swapped_class`. `forward` is only a cache key: a replaced `original.forward` needs a new class."""
-    install_when_imported()  # the graph pass for torch.compile; here, since an unpickled model is not patched again
+    install_when_imported()  # the graph pass for torch.compile. Here, because an unpickled model does not pass `patch`
     namespace = {"_original_class": original, "_recipe": recipe, "__module__": original.__module__, "__doc__": original.__doc__}
     cls = type(original.__name__, (Swapped, *recipe.bases(), original), namespace | recipe.namespace(original))
     cls.__qualname__ = original.__qualname__

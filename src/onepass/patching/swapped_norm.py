@@ -149,7 +149,7 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(recipe: NormRecipe, x: Tensor) -> bool:
-    """Return whether an x that requires a gradient is so small that the original forward is faster, because it needs less host time."""
+    """Return whether x, which requires a gradient, is so small that host time decides: the original forward needs less of it."""
     trained = torch.is_grad_enabled() and x.is_cuda and recipe.normalizes_rows and recipe.autocast
     return trained and x.numel() < MIN_ELEMENTS_TRAINING
 

@@ -1,4 +1,4 @@
-"""Under torch.compile, patched modules run their original methods, and add no guards to those of the unpatched model."""
+"""Make patched modules run their original methods under torch.compile. So they have the same guards as the unpatched model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ except (ImportError, AttributeError):  # an older torch: patched modules add gua
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls `original` under torch.compile, and `method` otherwise.
 
-    Where torch.compile meets this method inside of a model, it traces `original` in its place (`_torchdynamo_inline`). Where the
-    method is the first that a compiled model calls, torch.compile skips it, so that it starts with `original`.
+    Inside a model, torch.compile traces `original` in place of this method, because of `_torchdynamo_inline`. If a compiled model
+    begins with this method, torch.compile does not trace it (`_skip`). It then begins with `original`, which the method calls.
     """
     made: Any = _with_closure_of(original)
     made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), "_method": method, "_original": original}
-    made.__defaults__ = getattr(original, "__defaults__", None)  # not used by calls, since `either` requires only self
+    made.__defaults__ = getattr(original, "__defaults__", None)  # for guards; no call uses them, since `either` requires only self
     made = wraps(original)(made)
     made._torchdynamo_inline = original
     if _eval_frame is not None:
@@ -37,6 +37,7 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
     return made
 
 
+# The code below `if 0` never runs. It names the free variables of the original, so that `either` has the same ones.
 _SOURCE = """
 def make({names}):
     def either(self, *args, _method, _original, **kwargs):
@@ -52,8 +53,8 @@ def make({names}):
 def _with_closure_of(original: Any) -> FunctionType:
     """Return the function `either`, with the closure of `original`.
 
-    torch.compile traces `original`, but its guards read the closure, like the defaults, of the function that they find in the
-    class.
+    torch.compile traces `original`, but its guards look at the function that they find in the class. They read its closure and its
+    defaults, so both must be those of `original`.
     """
     names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
     scope = {"compiling": compiling, "current_compiler": current_compiler, "__name__": __name__}

@@ -1,8 +1,10 @@
-"""Who computes a norm in a graph of torch.compile: onepass, or inductor with kernels of its own.
+"""Estimate who computes a norm in a graph of torch.compile faster: onepass, or inductor with its own kernels.
 
-Inductor fuses a norm with the elementwise operations around it, so that the tensors between them are never stored. A kernel of
-onepass reads x from memory and writes y to memory. `choose` compares estimated times, and nothing is timed. Its constants come
-from the benchmark on an H200 (results/bench-h200.jsonl, 2026-11-15, provider torch.compile), those of a CPU from a Neoverse-N1.
+Inductor fuses a norm with the elementwise operations around it, so it never stores the tensors between them. A kernel of onepass
+reads x from memory and writes y to memory. `choose` compares estimates, and measures nothing.
+
+The constants for GPUs come from the benchmark on an H200 (results/bench-h200.jsonl, 2026-11-15, provider torch.compile). Those for
+CPUs come from a Neoverse-N1.
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ from .registry import family_named
 SHORT, LONG, STRIDED = "a short run", "a long run", "strided"
 SHORT_BYTES = 64 * 1024
 
-# The kernels that inductor needs, and their traffic: by how much more than the least bytes they move, or as if they did.
+# KERNELS: how many kernels inductor needs. TRAFFIC: the bytes that they move, divided by the least possible. Kernels that are slow
+# for another reason count as if they moved more bytes.
 KERNELS = {FORWARD: {SHORT: 1, LONG: 2, STRIDED: 2}, BACKWARD: {SHORT: 2, LONG: 3, STRIDED: 3}}
 TRAFFIC = {FORWARD: {SHORT: 1.1, LONG: 1.8, STRIDED: 2.2}, BACKWARD: {SHORT: 1.45, LONG: 2.6, STRIDED: 7.0}}
 TRAFFIC_ON_CPU = {FORWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}, BACKWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}}
-NO_PARAMETERS = 1.1  # the traffic of a backward of short runs without weight and bias, whose gradients cost inductor the most
+NO_PARAMETERS = 1.1  # TRAFFIC of a backward of short runs without weight and bias: their gradients cost inductor the most
 
 KERNEL_US = {"cuda": 4.5, "cpu": 2.0}  # what a kernel takes at least
 BANDWIDTH = {"cuda": 4.15e6, "cpu": 1e4}  # bytes per microsecond; on a CPU, only the ratio to KERNEL_US matters
-FAMILY_US, FAMILY_SCALE = 4.0, 0.75  # a family's cost is about (time - FAMILY_US) / FAMILY_SCALE
+FAMILY_US, FAMILY_SCALE = 4.0, 0.75  # time in a graph ≈ FAMILY_US + FAMILY_SCALE · Family.cost
 
 
 class Choice(NamedTuple):
-    """The estimated times of a norm in microseconds. `moved_us` is the part of `ours_us` that fusion by inductor would save."""
+    """The estimated times of a norm in microseconds. `moved_us` is a part of `ours_us`: the traffic that fusion by inductor would save."""
 
     ours_us: float
     inductor_us: float
@@ -52,8 +55,8 @@ class Choice(NamedTuple):
 def choose(problem: NormProblem, device: Device, options: Options, training: bool = False, moved: int = 0) -> Choice:
     """Return the estimates for a norm in a graph.
 
-    `moved` is how many times a tensor of x's size is read or written only because inductor cannot fuse the norm with its
-    neighbours. In training there is a backward, with as many neighbours.
+    Inductor cannot fuse a norm of onepass with its neighbours. `moved` is how many more reads and writes of a tensor as large as x
+    this takes. In training, the backward is assumed to have as many neighbours.
     """
     directions = (FORWARD, BACKWARD) if training else (FORWARD,)
     tensor = problem.min_bytes(FORWARD) / 2 if not problem.addends else problem.min_bytes(FORWARD) / 4

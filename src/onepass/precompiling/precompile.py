@@ -29,13 +29,13 @@ def precompile(model: nn.Module, *example_inputs: Any, training: bool | None = N
     The kernels stay in the caches on disk, so that later processes compile nothing. The model runs once. Buffers, gradients, modes
     and random number generators stay as they were.
 
-    With `training`, a forward and a backward run in training mode. Without, a forward runs in evaluation mode, under `no_grad`.
-    None stands for the present mode of the model. Shapes, strides, dtypes, devices, autocast and options must be those of later
-    calls. To compile for evaluation and for training, call `precompile` twice.
+    With `training=True`, a forward and a backward run in training mode. With `training=False`, a forward runs in evaluation mode,
+    under `no_grad`. None means the present mode of the model. To compile for both, call `precompile` twice. Shapes, strides, dtypes,
+    devices, autocast and options must be the same as in later calls.
 
     Example: `print(onepass.precompile(model, x))`
     """
-    while isinstance(model, DistributedDataParallel):  # it would wait for a backward that it knows of
+    while isinstance(model, DistributedDataParallel):  # it expects `backward`, and `_run` calls `autograd.grad`
         model = model.module
     _check(model, example_inputs, example_kwargs)
     started, training = perf_counter(), model.training if training is None else training

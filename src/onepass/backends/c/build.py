@@ -1,7 +1,8 @@
 """Compile the C kernels on first use, for this machine, and load them.
 
-The functions of cache.py keep the compiled library for later processes. The name of the library has a hash of the sources, the flags
-and the CPU, and a hash of the names of the compiler and the C library. No path is part of it, so a copied cache works.
+The functions of cache.py keep the compiled library for later processes. Its name has two hashes. The first (`_key`) is of the
+sources, the flags and the CPU. The second (`_variant`) is of the names of the compiler and the C library. No path is part of them, so
+a copied cache works.
 
 Every failure raises `Unavailable` with a reason. A process remembers the reason and does not try again.
 """
@@ -40,7 +41,7 @@ from .machine import NATIVE_FLAGS, check_level, level
 SOURCES = Path(__file__).parent / "src"
 
 
-LIMIT = 120  # seconds that a process may spend on waiting for another one's compiler and on its own, in total
+LIMIT = 120  # seconds that a process may wait, in total: for another process that compiles, and for its own compiler
 
 
 class _LoadOnce:
@@ -141,7 +142,7 @@ def _cache_directory() -> Path:
 
 def _key() -> str:
     """Return a hash of everything that decides whether a library is right for this version of onepass and this CPU."""
-    options = named_compiler()[1:]  # such as -fsanitize=address, after which other programs cannot load the library
+    options = named_compiler()[1:]  # such as -fsanitize=address: most programs cannot load such a library
     digest = sha256("\n".join([*FLAGS, *_machine_flags(), *options, level() or _cpu()]).encode(errors="surrogateescape"))
     try:
         sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
@@ -161,7 +162,7 @@ def _variant() -> str:
 
 
 def _machine_flags() -> tuple[str, ...]:
-    """Return the flags with which the compiler may choose instructions, in the order in which they are tried."""
+    """Return the flags that say which instructions the compiler may use. They are tried in this order."""
     portable = level()
     if not portable:
         return NATIVE_FLAGS

@@ -1,4 +1,4 @@
-"""For which CPUs the C kernels are compiled: for this one, or for all of the level in $ONEPASS_MARCH."""
+"""Which CPUs the C kernels are compiled for: this one, or all CPUs of the level in $ONEPASS_MARCH."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .cache import Unavailable
 NATIVE_FLAGS = ("-march=native", "-mcpu=native", "")  # tried in this order until the compiler succeeds
 
 
-# The levels of the x86-64 psABI, and the first of Arm's, which every 64-bit Arm CPU has. For each level: the features that Linux
-# lists for a CPU that has it.
+# The levels of the x86-64 psABI, and the lowest level of 64-bit Arm. For each level: the features that a CPU needs, under the names
+# that Linux uses.
 _V2 = ("cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3")
 _V3 = (*_V2, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
 _V4 = (*_V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
@@ -30,7 +30,7 @@ def level() -> str:
 def check_level(name: str, cpu: str) -> None:
     """Raise unless a CPU has the features of a level. `cpu` is its description in /proc/cpuinfo.
 
-    Otherwise the first call of a kernel would end the process.
+    Without this check, the first call of a kernel could end the process by an unknown instruction.
     """
     missing = sorted(set(LEVELS[name]) - set(cpu.split()))
     if missing:

@@ -90,6 +90,7 @@ def track(problem: NormProblem) -> Callable[..., Tensor] | None:
 
 
 def train_forward(problem: NormProblem) -> TrainingForward | None:
+    """Return a launcher (x, weight, bias, mean, var) -> (y, statistics), or None unless `can_train_minimal`."""
     if not can_train_minimal(problem):
         return None
     call, f32, pack = Call(problem), torch.float32, pack_tensors
@@ -131,6 +132,7 @@ def train_forward(problem: NormProblem) -> TrainingForward | None:
 
 
 def train_backward(problem: NormProblem) -> TrainingBackward | None:
+    """Return the backward of `train_forward`: (dy, x, weight, bias, statistics, needs) -> dx, dweight, dbias."""
     if not can_train_minimal(problem):
         return None
     call, pack, names = Call(problem), pack_tensors, ("input", "weight", "bias", "statistics", "dy")
@@ -177,6 +179,6 @@ def train_backward(problem: NormProblem) -> TrainingBackward | None:
 
 
 def can_train_minimal(problem: NormProblem) -> bool:
-    """Whether x, weight, bias and given statistics are the only operands, and x is not copied."""
+    """Return whether x, weight, bias and given statistics are the only operands, and x is not copied."""
     operands = problem.addends or problem.scale or problem.shift or problem.track or problem.spec.mix or problem.from_y
     return not (operands or Call(problem).walk.copies)

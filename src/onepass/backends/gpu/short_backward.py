@@ -1,4 +1,7 @@
-"""Launchers of a backward with little host time: those of the forwards in short_forward.py that training uses."""
+"""Launchers of a backward that need little host time.
+
+They belong to `train_forward`, `train_extras` and `train_track` of short_forward.py, which save mean and rstd in one tensor.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ ARGUMENTS: tuple[str, ...] = ("dy", "x", "weight", "bias", "statistics", "scale"
 
 
 def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward | None:
-    """Return the backward of `train_forward` in short_forward.py, or None if the call has more operands than x, weight and bias."""
+    """Return the backward of `train_forward` and `train_track`, or None if there are other operands or `_can_train` says no."""
     if problem.addends or problem.scale or problem.shift or not _can_train(problem):
         return None
     made: dict[tuple[bool, ...], Run] = {}
@@ -45,7 +48,10 @@ def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward
 
 
 def train_extras_backward(problem: NormProblem, launches: Launches) -> Run | None:
-    """Return (*ARGUMENTS, needs) -> dx, dweight, dbias, dscale, dshift, or None if it cannot. x is x + residual."""
+    """Return the backward of `train_extras`: (*ARGUMENTS, needs) -> dx, dweight, dbias, dscale, dshift. Its x is x + residual.
+
+    Return None if there is neither a residual nor a modulation, or if `_can_train` says no.
+    """
     if not (problem.addends or problem.scale or problem.shift) or not _can_train(problem):
         return None
     made: dict[tuple[bool, ...], Run] = {}
@@ -62,14 +68,14 @@ def train_extras_backward(problem: NormProblem, launches: Launches) -> Run | Non
 
 
 def _can_train(problem: NormProblem) -> bool:
-    """Return whether kernels compute the gradients from x and its own statistics."""
+    """Return whether the kernels compute the gradients from x itself, not from a copy or y, and from its own statistics."""
     return not (problem.given or problem.spec.mix or problem.from_y or problem.copied or has_sets_of_one(problem))
 
 
 def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, params: Sequence[Tensor | None], dsum: bool = False) -> Run:
-    """Return the launcher of these gradients, for the device of x.
+    """Return a launcher of the gradients in `needs`, compiled for the device of x.
 
-    Later parameters have the shapes and dtypes of those given here, because a launcher serves one kind of call.
+    It reads only shapes and dtypes from `params`. These stay the same in later calls, because a launcher serves one kind of call.
     """
     steps, workspace, gradients, _ = steps_of(problem, launches, needs, dsum)
     count, second = prod(problem.stat_shape), packed_stride(problem)[0]

@@ -1,6 +1,6 @@
-"""Launchers of a forward with little host time, for calls with few kinds of operands. `forward.py` has the launcher for all.
+"""Launchers of a forward that need little host time. They are for the common operands. The launcher in forward.py is for all.
 
-Each is a function that launch/prepared.py writes. For the unusual calls, it gets a `careful` function that computes the same.
+Each launcher is a function that launch/prepared.py writes. It hands unusual calls to a function `careful`, which computes the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from .forward import chain_for, chain_of, counters_for, counters_of, forward, ke
 
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
-    """Return a launcher of y alone. Return None if x must be copied or added to a residual, or with a modulation or a mix."""
+    """Return a launcher (x, weight, bias, mean, var) -> y.
+
+    Return None if x must be copied, or if there is a residual, a modulation or a mix of norms.
+    """
     if problem.copied or problem.addends or problem.scale or problem.shift or problem.spec.mix:
         return None
     general = forward(problem, launches, False)
@@ -45,7 +48,10 @@ def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | N
 
 
 def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
-    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, x + residual), or None if `forward` must prepare x."""
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, x + residual).
+
+    Return None if x must be copied, or if there are given statistics or a mix of norms.
+    """
     if problem.copied or problem.given or problem.spec.mix:
         return None
     adds, general = problem.addends is not None, forward(problem, launches, False)
@@ -63,21 +69,27 @@ def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tupl
 
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
-    """Return a launcher of (y, statistics), or None if the call has more operands than x, weight and bias."""
+    """Return a launcher (x, weight, bias) -> (y, statistics), or None if there are other operands or `_can_train` says no."""
     if problem.track or _has_extras(problem) or not _can_train(problem):
         return None
     return _own_statistics(problem, launches, None, True)
 
 
 def train_extras(problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
-    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual), or None if it cannot."""
+    """Return a launcher (x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual).
+
+    Return None if there is neither a residual nor a modulation, or if `_can_train` says no.
+    """
     if problem.track or not _has_extras(problem) or not _can_train(problem):
         return None
     return _own_statistics(problem, launches, None, True)
 
 
 def track(problem: NormProblem, launches: Launches) -> Tracking | None:
-    """Return a launcher of y that updates running statistics, or None if they are not one per channel or there are more operands."""
+    """Return a launcher (x, weight, bias, running_mean, running_var, momentum) -> y that updates the running statistics in place.
+
+    Return None if there are other operands, if there is not one statistic per channel, or if `_can_train` says no.
+    """
     return _tracking(problem, launches, False)
 
 
@@ -108,15 +120,16 @@ def _has_extras(problem: NormProblem) -> bool:
 
 
 def _can_train(problem: NormProblem) -> bool:
-    """Return whether the kernels compute the statistics and can read x, and the backward reads x."""
+    """Return whether the kernels read x itself, not a copy, and compute its statistics, and the backward reads x, not y."""
     return not (problem.given or problem.spec.mix or problem.from_y or problem.copied)
 
 
 def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | None, train: bool) -> Callable[..., Any]:
-    """Return a launcher (x, weight, bias) -> y, or with `train` -> (y, statistics).
+    """Return a launcher (x, weight, bias) -> y that computes the statistics itself.
 
-    With extras, it also takes residual, scale and shift, and also returns x + residual or None. With a momentum, it also takes
-    running_mean and running_var, and updates them in place.
+    - with `train`: it returns (y, statistics)
+    - with a residual or a modulation: it also takes residual, scale and shift. Its last result is x + residual, or None
+    - with a momentum: it also takes running_mean and running_var, and updates them in place
     """
     adds, extras = bool(problem.addends), _has_extras(problem)
     running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
@@ -153,7 +166,7 @@ def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | 
 
 
 def _add_first(problem: NormProblem, launches: Launches, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (y, statistics, x + residual) where kernels cannot add x and the residual, because their strides differ."""
+    """Return (y, statistics, x + residual). torch adds x and the residual, because kernels need equal strides for that."""
     require_memory(("input", "residual"), (given["x"], given["residual"]))
     total = torch.add(given["x"], given["residual"], out=allocate(problem.shape, problem.stride, problem.dtype))
     summed = replace(problem, addends=None)

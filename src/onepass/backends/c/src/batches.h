@@ -1,8 +1,8 @@
 /* Work in several stages, batch by batch, in one parallel region.
 
-   A batch is a few sets or samples that stay in a cache from its first stage to its last. A stage of a batch starts when
-   the stage before it has ended. Threads do not wait for that: they take tasks of the next batches meanwhile.
-   So a thread that the system has interrupted, because another process is busy, rarely stops the other threads. */
+   A batch is a few sets or samples, so few that they stay in a cache from the first stage to the last. A stage of a batch
+   starts when all tasks of the stage before have ended. Threads do not wait for that. Meanwhile they take tasks of the
+   next batches. So if the system interrupts a thread to run another process, the other threads can go on. */
 #pragma once
 #include <sched.h>
 #include <time.h>
@@ -13,27 +13,27 @@
 enum { BATCHES_IN_FLIGHT = 4, MAX_LANES = 64 };
 static const int64_t SPINS = 2000, NAP_NANOSECONDS = 20000; /* a thread without a task spins for some microseconds, then naps */
 
-/* `batch` may use slot batch % BATCHES_IN_FLIGHT of a buffer: the batch that used it before has ended. */
+/* A task may use slot batch % BATCHES_IN_FLIGHT of a buffer. The earlier batch that used this slot has ended. */
 typedef void (*StageTask)(void *job, int64_t batch, int64_t number, void *scratch);
 
 /* The last batch may be smaller and have fewer tasks. A stage without tasks is skipped. */
 typedef struct { StageTask task; int64_t count, last_count; } Stage;
 
-typedef struct { int64_t stage, taken, done; uint64_t lanes; } BatchState; /* `lanes`: bits of the tasks that were taken */
+typedef struct { int64_t stage, taken, done; uint64_t lanes; } BatchState; /* `lanes`: bit i says that task i was taken */
 
 typedef struct {
     Stage stages[STAGES];
     void *job, *scratch;
     int64_t batches, scratch_size;
-    int ordered; /* task i of a batch's first stage follows task i of the batch before, since both add to the same sums */
+    int ordered; /* first stage only: task i waits for task i of the batch before. Both add to the same sums, lane i */
     atomic_flag lock;
     atomic_llong worker, progress;
     int64_t oldest; /* the first batch that has not ended */
-    int64_t lane_batches[MAX_LANES];
+    int64_t lane_batches[MAX_LANES]; /* if ordered: the batch whose task comes next in each lane */
     BatchState states[BATCHES_IN_FLIGHT];
 } BatchLoop;
 
-typedef struct { int64_t batch, stage, number; } BatchTask; /* a batch of -1 means that there is no task now, -2 that there will be none */
+typedef struct { int64_t batch, stage, number; } BatchTask; /* batch -1: no task can start now; -2: all tasks were taken */
 
 static void lock_batches(BatchLoop *loop) {
     while (atomic_flag_test_and_set_explicit(&loop->lock, memory_order_acquire)) sched_yield();
@@ -86,7 +86,8 @@ static void finish_task(BatchLoop *loop, BatchTask task) {
     atomic_fetch_add_explicit(&loop->progress, 1, memory_order_relaxed);
 }
 
-/* Wait until another thread has finished a task after `seen`. A nap lets the system move an interrupted thread to this core. */
+/* Wait until another thread has finished a task: then `progress` is not `seen` any more.
+   A nap lets the system move an interrupted thread to this core. */
 static void wait_for_progress(BatchLoop *loop, int64_t seen) {
     for (int64_t spins = 0; atomic_load_explicit(&loop->progress, memory_order_relaxed) == seen; spins++)
         if (spins >= SPINS) nanosleep(&(struct timespec){0, NAP_NANOSECONDS}, NULL);

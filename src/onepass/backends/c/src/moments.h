@@ -46,7 +46,7 @@ VECTOR_LOOP void merge_column_moments(double *restrict mean, double *restrict m2
     }
 }
 
-/* (14) and (15) for each of n columns: `other` describes `rows` more rows than the `before` rows of mean and m2. */
+/* (14) and (15) for each of n columns. mean and m2 describe `before` rows. Add the moments of `rows` more rows, `other`. */
 VECTOR_LOOP void merge_double_moments(double *restrict mean, double *restrict m2, const double *restrict other_mean,
                                       const double *restrict other_m2, double before, double rows, int64_t n) {
     double share = rows / (before + rows);

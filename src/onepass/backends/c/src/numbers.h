@@ -193,8 +193,8 @@ static inline const void *element_at(const void *memory, int64_t index, int64_t 
 static inline void *mutable_element_at(void *memory, int64_t index, int64_t type) { return (char *)memory + index * element_size(type); }
 
 /* Start loading n elements into the cache, so that they arrive while other work goes on.
-   ARM's cores find such streams themselves, and many prefetches at once delay them: without, y took 0.34 ns an element
-   instead of 0.57 (Neoverse N1, November 2026). */
+   On ARM it does nothing: its cores find such streams themselves, and many prefetches at once delay them.
+   Without prefetches, y took 0.34 ns an element instead of 0.57 (Neoverse N1, November 2026). */
 static inline void prefetch(const void *memory, int64_t index, int64_t n, int64_t type, int writes) {
 #if defined(__aarch64__)
     return;
@@ -206,8 +206,8 @@ static inline void prefetch(const void *memory, int64_t index, int64_t n, int64_
     }
 }
 
-/* Prefetch one cache line among other work. It helps where a loop reads several streams, of which ARM's cores follow few:
-   column moments took 0.28 ns an element instead of 0.38 (Neoverse N1, November 2026). */
+/* Prefetch one cache line among other work, on ARM only. Its cores follow only a few streams by themselves, so this helps
+   loops over several. Column moments took 0.28 ns an element instead of 0.38 (Neoverse N1, November 2026). */
 static inline void prefetch_line(const void *address) {
 #if defined(__aarch64__)
     __builtin_prefetch(address, 0, 3);

@@ -8,7 +8,7 @@
 #include "moments.h"
 
 enum { MAX_PARTS = 64, MIN_PART_ELEMENTS = 1 << 15 };
-enum { SMALL_REDUCTION = 1 << 17 }; /* partial sums that one thread adds up */
+enum { SMALL_REDUCTION = 1 << 17 }; /* one thread adds up fewer partial sums than this */
 enum { ROWS_PER_FLUSH = 32 }; /* after this many rows, sums of floats are added to the partial sums in double */
 enum { ARRAY_GAP = 96 };      /* elements between arrays: accesses whose last 12 address bits agree delay each other */
 
@@ -139,6 +139,6 @@ static void partials_reduce(const Problem *problem, const Tensors *tensors, cons
         reduction.chunks[which] = parameter_gradient(tensors, which) ? ceil_div(param_map_of(problem, which)->size, BLOCK) : 0;
         tasks += reduction.chunks[which];
     }
-    /* A region costs more than a small reduction. */
+    /* A parallel region costs more than a small reduction. */
     run_parallel(reduce_partials_task, &reduction, tasks, parts * tasks * BLOCK < SMALL_REDUCTION ? 1 : threads, NULL, 0);
 }

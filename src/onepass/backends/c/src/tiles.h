@@ -217,7 +217,7 @@ static int cut_tiles(TileJob *tiles, int64_t bytes) {
     if (problem->fold == 1 && problem->outer < 8 && eighth < tiles->chunk_columns && eighth * element_size(problem->type) >= NARROW_BYTES)
         tiles->chunk_columns = eighth;
     tiles->chunks = ceil_div(width, tiles->chunk_columns);
-    /* Larger pieces need fewer sums of first rows and merges. Small problems need enough pieces for all threads. */
+    /* Each piece costs a sum of its first rows and a merge, so large pieces are better. But all threads need pieces. */
     int64_t sample = problem->reps * width, all = problem->outer * sample;
     int64_t times = all >= 64 * PIECE_ELEMENTS ? 4 : sample >= 16 * PIECE_ELEMENTS ? 2 : 1;
     tiles->piece_rows = max(FIRST_ROWS, times * PIECE_ELEMENTS / width), tiles->pieces = ceil_div(problem->reps, tiles->piece_rows);

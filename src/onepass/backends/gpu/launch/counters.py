@@ -33,7 +33,7 @@ class Counters:
         self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool: one Tensor, which one thread pops
 
     def take(self, stream: tuple[int, int], n: int) -> Tensor:
-        """Return at least n counters for a launch on `stream`, a device and a raw stream, which must be current."""
+        """Return at least n counters for a launch on `stream`, which is (device, raw stream) and must be current."""
         if _capturing():
             return self._captured(stream[0], n)
         found = self._eager.get(stream)

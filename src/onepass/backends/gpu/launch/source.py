@@ -36,7 +36,7 @@ class Source(NamedTuple):
     def compile(self, target: GPUTarget | None = None, begin: Callable[[], None] = lambda: None) -> Any:
         """Return the kernel, compiled for `target`, or for the current GPU if that is None.
 
-        `begin` is called before the compiler starts, and not if Triton's cache has the kernel.
+        `begin` is called before the compiler starts. If Triton's cache has the kernel, it is not called.
 
         The kernel's launcher takes all values that are not constants in one flat list, not in NamedTuples.
         """
