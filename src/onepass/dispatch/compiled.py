@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from .compiled_choice import ACTIVATION_CALLS, SUM, is_norm, to_ours, under_autocast
-
-_WORDS, _RESIDUAL = 5, 10  # positions of two arguments of onepass::norm
-
+from .compiled_choice import to_ours, under_autocast
+from .graph_nodes import ACTIVATION_CALLS, RESIDUAL, SUM, VAR, WORDS, Y, is_norm, results_at, value_of
 
 _IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
     *(operator.index, operator.indexOf, operator.inv, operator.invert, operator.is_, operator.is_not, operator.itemgetter)
@@ -38,10 +36,6 @@ def fuse_neighbours(graph: fx.Graph) -> int:
     return merged
 
 
-def _results(node: fx.Node, at: int) -> list[fx.Node]:
-    return [user for user in node.users if user.target is operator.getitem and user.args[1] == at]
-
-
 def _activation(node: fx.Node) -> str:
     """Return the activation that a node computes, such as "silu", or "" if it is none of ACTIVATION_CALLS."""
     if node.op != "call_function" or len(node.args) != 1:
@@ -51,15 +45,15 @@ def _activation(node: fx.Node) -> str:
 
 
 def _take_activation(graph: fx.Graph, node: fx.Node) -> bool:
-    outputs = _results(node, 0)
+    outputs = results_at(node, Y)
     users = [user for y in outputs for user in y.users]
     name = _activation(users[0]) if len(users) == 1 else ""
     if not name or not _nothing_changes_between(node, users[0]):
         return False
-    axes, reduced, params, names, modulated, mix, activation, *flags = [word.strip() for word in str(node.args[_WORDS]).split("|")]
+    axes, reduced, params, names, modulated, mix, activation, *flags = [word.strip() for word in str(node.args[WORDS]).split("|")]
     if activation or "from_y" in flags:
         return False
-    node.update_arg(_WORDS, " | ".join([axes, reduced, params, names, modulated, mix, name, *flags]))
+    node.update_arg(WORDS, " | ".join([axes, reduced, params, names, modulated, mix, name, *flags]))
     users[0].replace_all_uses_with(outputs[0])
     graph.erase_node(users[0])
     return True
@@ -67,7 +61,7 @@ def _take_activation(graph: fx.Graph, node: fx.Node) -> bool:
 
 def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     total, order = node.args[0], {other: i for i, other in enumerate(graph.nodes)}
-    if not isinstance(total, fx.Node) or node.args[_RESIDUAL] is not None or node.args[4] is not None or not _is_sum(total):
+    if not isinstance(total, fx.Node) or node.args[RESIDUAL] is not None or node.args[VAR] is not None or not _is_sum(total):
         return False
     others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
     if not _nothing_changes_between(total, node):
@@ -76,7 +70,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
         return False  # an operand is computed after the sum, or an earlier norm uses the sum
     with graph.inserting_after(total):
         args = [total.args[0], *node.args[1:]]
-        args[_RESIDUAL] = total.args[1]
+        args[RESIDUAL] = total.args[1]
         norm = graph.call_function(node.target, tuple(args))  # pyright: ignore[reportArgumentType]
     with graph.inserting_after(norm):
         added = graph.call_function(operator.getitem, (norm, SUM))
@@ -113,6 +107,5 @@ def _is_sum(node: fx.Node) -> bool:
     """Return whether a node adds two tensors of equal shape and dtype. Other sums are not fused."""
     if node.op != "call_function" or node.target not in (operator.add, torch.add) or node.kwargs or len(node.args) != 2:
         return False
-    values = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args]
-    a, b = values
+    a, b = (value_of(arg) for arg in node.args)
     return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)

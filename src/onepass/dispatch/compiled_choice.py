@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +25,10 @@ from onepass.core.spec import NormSpec
 from onepass.planning.compiled import Choice, choose
 from onepass.planning.options import current_options
 
+from .graph_nodes import ACTIVATION_CALLS, OP_FIELDS, SUM, Y, is_norm, results_at, value_of
 from .neighbours import moves_saved_by_fusion
 
 log = logging.getLogger("onepass")
-
-OP_FIELDS = ("x", "weight", "bias", "mean", "var", "words", "sizes", "eps", "weight_offset", "track", *OptionalOperands._fields)
-Y, SUM = 0, 4  # places of results of onepass::norm
 
 PATCHED = "_is_patched_norm"  # an attribute of the classes that `onepass.patch` gives to norms
 
@@ -58,7 +56,7 @@ def to_ours(graph: fx.Graph, node: fx.Node) -> bool:
     """Turn a call of torch's norm into a call of our op, if that supports its operands. Return whether it was replaced."""
     names, spec_of = _SPECS[node.target]
     given = {**_DEFAULTS, **dict(zip(names, node.args)), **node.kwargs}
-    x, weight, bias = (_value(given[name]) for name in ("input", "weight", "bias"))
+    x, weight, bias = (value_of(given[name]) for name in ("input", "weight", "bias"))
     if type(x) is not torch._subclasses.FakeTensor or x.dtype not in _HALF_OR_FULL or x.is_nested:
         return False
     if any(t is not None and t.dtype != x.dtype for t in (weight, bias)):
@@ -83,12 +81,12 @@ def give_back(graph: fx.Graph) -> int:
     given_back = 0
     for node in list(graph.nodes):
         if is_norm(node):
-            _drop_unused_results(graph, node)
+            _drop_unusedresults_at(graph, node)
             given_back += _give_back(graph, node)
     return given_back
 
 
-def _drop_unused_results(graph: fx.Graph, node: fx.Node) -> None:
+def _drop_unusedresults_at(graph: fx.Graph, node: fx.Node) -> None:
     """Remove results that nobody uses. Our functions detach all statistics, even those that they do not return."""
     for result in [user for user in node.users if user.target is operator.getitem]:
         for user in [user for user in result.users if user.target == "detach" and not user.users]:
@@ -97,17 +95,13 @@ def _drop_unused_results(graph: fx.Graph, node: fx.Node) -> None:
             graph.erase_node(result)
 
 
-def is_norm(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (torch.ops.onepass.norm, torch.ops.onepass.norm.default)
-
-
 def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
     fields = dict(zip(OP_FIELDS, node.args))
     spec = NormSpec.unpack(fields["words"], [_hint(size) for size in fields["sizes"]], fields["eps"], fields["weight_offset"])  # pyright: ignore
     torchs = _as_torch(spec)
     if torchs is None or not _can_give_back(node, fields):
         return False
-    values = [_value(fields[name]) for name in ("x", "weight", "bias", "residual")]
+    values = [value_of(fields[name]) for name in ("x", "weight", "bias", "residual")]
     choice = _choose(spec, node, values)
     log.debug("torch.compile: %s of %s: %s", torchs[0].__name__, list(values[0].shape), choice)  # pyright: ignore
     if choice.ours:
@@ -131,15 +125,6 @@ def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
     return True
 
 
-# For each activation, the calls that compute it: a function and its arguments besides the tensor.
-ACTIVATION_CALLS: dict[str, list[tuple[Any, dict[str, Any]]]] = {
-    "silu": [(F.silu, {})],
-    "relu": [(F.relu, {}), (torch.relu, {})],
-    "gelu": [(F.gelu, {}), (F.gelu, {"approximate": "none"})],
-    "gelu_tanh": [(F.gelu, {"approximate": "tanh"})],
-}
-
-
 def _can_give_back(node: fx.Node, fields: dict[str, Any]) -> bool:
     """Return whether torch's calls can take all operands of a norm, and return all its results that are used."""
     others = ("mean", "var", "scale", "shift", "mean_weight", "var_weight", "running_mean", "running_var")
@@ -147,7 +132,7 @@ def _can_give_back(node: fx.Node, fields: dict[str, Any]) -> bool:
         return False
     if not all(user.target is operator.getitem and user.args[1] in (Y, SUM) for user in node.users):
         return False
-    x, residual, *params = (_value(fields[name]) for name in ("x", "residual", "weight", "bias"))
+    x, residual, *params = (value_of(fields[name]) for name in ("x", "residual", "weight", "bias"))
     if type(x) is not torch._subclasses.FakeTensor or x.numel() == 0:
         return False
     same = [t for t in (residual, *params) if t is not None]
@@ -209,11 +194,6 @@ _SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], Norm
 }
 
 
-def _value(argument: Any) -> Any:
-    """Return the fake tensor that dynamo computed for a node, or None for a missing operand."""
-    return argument.meta.get("example_value") if isinstance(argument, fx.Node) else None
-
-
 def _on_meta(t: Tensor | None) -> Tensor | None:
     """Return a tensor without memory, with the sizes and strides that a fake tensor had when it was traced."""
     if t is None:
@@ -226,9 +206,5 @@ def _hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
-def _results(node: fx.Node, at: int) -> Iterator[fx.Node]:
-    return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)
-
-
 def _meta_of(node: fx.Node, at: int) -> dict[str, Any]:
-    return next((dict(user.meta) for user in _results(node, at)), {})
+    return next((dict(user.meta) for user in results_at(node, at)), {})

@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 from onepass.core.operands import OptionalOperands
 
 from . import library  # noqa: F401, registers the ops
+from .graph_nodes import SUM, Y
 
 IMPORT = "from onepass.dispatch import prepared as onepass_prepared"
 
 _EXTRAS = ("residual", "scale", "shift")
 _OPERANDS = ("x", "weight", "bias", "mean", "var")
 _SAVED = ("dy", "x", "weight", "bias", "mean", "rstd", "var", "dsum", *OptionalOperands._fields[1:])
-_Y, _SUM = 0, 4  # places of results of onepass::norm
 
 
 class _Line(NamedTuple):
@@ -76,9 +76,9 @@ class PreparedNorm(ir.FallbackKernel):
                 return None
             return _Line("backward", [*fixed, given["given"], list(given["needs"])], [given[name] for name in _SAVED])
         present = {name for name in (*_OPERANDS, *OptionalOperands._fields) if given[name] is not None}
-        if self.used <= {_Y} and present <= {*_OPERANDS}:
+        if self.used <= {Y} and present <= {*_OPERANDS}:
             return _Line("infer", fixed, [given[name] for name in _OPERANDS])
-        if self.used <= {_Y, _SUM} and present <= {*_OPERANDS[:3], *_EXTRAS}:
+        if self.used <= {Y, SUM} and present <= {*_OPERANDS[:3], *_EXTRAS}:
             return _Line("infer_extras", fixed, [given[name] for name in (*_OPERANDS[:3], *_EXTRAS)])
         return _Line("forward", [*fixed, given["track"]], [given[name] for name in (*_OPERANDS, *OptionalOperands._fields)])
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
 from torch import fx
+
+from .graph_nodes import RESIDUAL, Y, results_at, value_of
 
 
 def _words(text: str) -> frozenset[str]:
@@ -29,8 +30,8 @@ def moves_saved_by_fusion(node: fx.Node) -> int:
     If an elementwise operation makes x, fusion saves reading x. If only the norm uses x, it also saves writing x. The same holds for y
     and the elementwise operations that use it.
     """
-    before = sum(_saved_before(node, operand) for operand in (node.args[0], node.args[10]) if isinstance(operand, fx.Node))
-    users = [user for y in node.users if y.target is operator.getitem and y.args[1] == 0 for user in _users(y)]
+    before = sum(_saved_before(node, operand) for operand in (node.args[0], node.args[RESIDUAL]) if isinstance(operand, fx.Node))
+    users = [user for y in results_at(node, Y) for user in _users(y)]
     fused = [user for user in users if _name(user) in ELEMENTWISE]
     return before + (0 if not fused else 2 if len(fused) == len(users) else 1)
 
@@ -61,5 +62,5 @@ def _name(node: fx.Node) -> str:
 
 
 def _size(node: fx.Node) -> Any:
-    value = node.meta.get("example_value")
+    value = value_of(node)
     return None if value is None else value.numel()
