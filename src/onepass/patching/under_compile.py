@@ -28,8 +28,8 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
     begins with this method, torch.compile does not trace it (`_skip`). It then begins with `original`, which the method calls.
     """
     made: Any = _with_closure_of(original)
-    made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), "_method": method, "_original": original}
-    made.__defaults__ = getattr(original, "__defaults__", None)  # for guards; no call uses them, since `either` requires only self
+    made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), "_onepass_method": method, "_onepass_original": original}
+    made.__defaults__ = getattr(original, "__defaults__", None)  # for guards; no call uses them, since `either` requires only the module
     made = wraps(original)(made)
     made._torchdynamo_inline = original
     if _eval_frame is not None:
@@ -37,15 +37,16 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
     return made
 
 
-# The code below `if 0` never runs. It names the free variables of the original, so that `either` has the same ones.
+# The code below `if 0` never runs. It names the free variables of the original, so that `either` has the same ones. The closure
+# and the keyword arguments of the original may have any names, so the names here are unusual.
 _SOURCE = """
 def make({names}):
-    def either(self, *args, _method, _original, **kwargs):
+    def either(_onepass_self, /, *_onepass_args, _onepass_method, _onepass_original, **_onepass_kwargs):
         if 0:
-            {names} self
-        if compiling() or current_compiler() is not None:
-            return _original(self, *args, **kwargs)
-        return _method(self, *args, **kwargs)
+            {names} _onepass_self
+        if _onepass_compiling() or _onepass_compiler() is not None:
+            return _onepass_original(_onepass_self, *_onepass_args, **_onepass_kwargs)
+        return _onepass_method(_onepass_self, *_onepass_args, **_onepass_kwargs)
     return either
 """
 
@@ -57,7 +58,7 @@ def _with_closure_of(original: Any) -> FunctionType:
     defaults, so both must be those of `original`.
     """
     names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
-    scope = {"compiling": compiling, "current_compiler": current_compiler, "__name__": __name__}
+    scope = {"_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "__name__": __name__}
     exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
     assert either.__code__.co_freevars == names
