@@ -192,6 +192,68 @@ def test_code_that_was_compiled_runs_where_nothing_may_be_compiled():
     assert len(ran) == 2
 
 
+def test_a_closure_and_keywords_may_have_any_names():
+    args = kwargs = compiling = 2.0
+
+    class Original(nn.Module):
+        def forward(self, x, *, _method=1.0, **others):
+            return x * (args + kwargs + compiling + _method + others.get("_original", 0.0))
+
+    model = type("Patched", (Original,), {"forward": original_when_compiling(Original.forward, Original.forward)})()
+    compiled_model, x = torch.compile(model, backend="eager"), torch.ones(2)
+    for function in (model, compiled_model):
+        torch.testing.assert_close(function(x), 7 * x)
+        torch.testing.assert_close(function(x, _method=2.0, _original=3.0), 11 * x)
+
+
+_library = torch.library.Library("onepass_tests", "FRAGMENT")
+_library.define("negate(Tensor(a!) x) -> ()")
+_library.impl("negate", lambda x: (x.neg_(), None)[1], "CompositeExplicitAutograd")
+
+CHANGES = {
+    "F.relu(x, inplace=True)": lambda x: F.relu(x, inplace=True),
+    "F.leaky_relu(x, 0.1, True)": lambda x: F.leaky_relu(x, 0.1, True),
+    "x.__imul__(2)": lambda x: x.__imul__(2),
+    "an op by its name": lambda x: torch.ops.onepass_tests.negate(x),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sum_that_changes_in_place_is_not_merged(name):
+    def function(x, residual):
+        total = x + residual
+        CHANGES[name](total)
+        return O.layer_norm(total, (8,), eps=1.0), total
+
+    x, residual = torch.randn(4, 8), torch.randn(4, 8)
+    torch.testing.assert_close(norms_in_graph(function, x, residual)[0], function(x, residual))
+
+
+@pytest.mark.parametrize("inner", [torch.cumsum, lambda x, _: x.sin()])
+def test_symbolic_groups(inner):
+    """The number of groups is a node of the graph. With sin, inductor computes the norm."""
+
+    def function(x, residual):
+        return inner(F.silu(O.group_norm(inner(x + residual, -1), x.shape[1] // 2)), -1)
+
+    def compiled_function(x, residual):
+        return torch.compile(function, dynamic=True)(x, residual)
+
+    torch._dynamo.reset()
+    for channels in (8, 12):
+        x, residual = torch.randn(3, channels, 5), torch.randn(3, channels, 5)
+        torch.testing.assert_close(compiled_function(x, residual), function(x, residual), atol=1e-4, rtol=1e-4)
+
+
+def test_a_norm_is_ours_if_torch_would_change_its_layout():
+    def function(x):  # the view needs the strides of x, which torch's layer_norm does not keep
+        return O.layer_norm(x.sin().transpose(1, 2), (6,)).transpose(1, 2).view(2, -1).cos()
+
+    y, found = norms_in_graph(function, x := torch.randn(2, 6, 5))
+    assert found == ["norm"]
+    torch.testing.assert_close(y, function(x))
+
+
 IMPORT = """
 import sys, torch
 {first}

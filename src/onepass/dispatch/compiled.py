@@ -8,6 +8,7 @@ follows. For inductor, inductor_pass.py calls it. Other compilers can call it, t
 
 from __future__ import annotations
 
+import inspect
 import operator
 
 import torch
@@ -17,9 +18,10 @@ from torch import fx
 from .compiled_choice import to_ours, under_autocast
 from .graph_nodes import ACTIVATION_CALLS, RESIDUAL, SUM, VAR, WORDS, Y, is_norm, results_at, value_of
 
-_IN_PLACE = {getattr(operator, name) for name in dir(operator) if name.startswith("i") and callable(getattr(operator, name))} - {
-    *(operator.index, operator.indexOf, operator.inv, operator.invert, operator.is_, operator.is_not, operator.itemgetter)
-}
+# Operators that change their operand in place. Their functions and the methods of tensors have these names, such as `__iadd__`.
+_IN_PLACE = {"iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "ilshift", "irshift", "iand", "ixor", "ior"}
+_IN_PLACE |= {"setitem", "delitem", "iconcat"}
+_MODES = ("grad_enabled", "autocast", "inference_mode", "no_grad")
 
 
 def fuse_neighbours(graph: fx.Graph) -> int:
@@ -63,7 +65,7 @@ def _take_sum(graph: fx.Graph, node: fx.Node) -> bool:
     total, order = node.args[0], {other: i for i, other in enumerate(graph.nodes)}
     if not isinstance(total, fx.Node) or node.args[RESIDUAL] is not None or node.args[VAR] is not None or not _is_sum(total):
         return False
-    others = [arg for arg in node.args[1:] if isinstance(arg, fx.Node)]
+    others = [arg for arg in node.all_input_nodes if arg is not total]  # tensors and symbolic sizes
     if not _nothing_changes_between(total, node):
         return False
     if any(order[arg] > order[total] for arg in others) or any(is_norm(user) and order[user] < order[node] for user in total.users):
@@ -87,20 +89,32 @@ def _nothing_changes_between(first: fx.Node, last: fx.Node) -> bool:
     node = first.next
     while node is not last:
         name = str(getattr(node.target, "__name__", node.target))
-        changes = name.endswith("_") and not name.endswith("__")
-        schema = getattr(node.target, "_schema", None)
-        if (
-            changes
-            or name in ("setitem", "delitem")
-            or (node.target in _IN_PLACE)
-            or "out" in node.kwargs
-            or (schema and schema.is_mutable)
-        ):
-            return False
-        if any(word in name for word in ("grad_enabled", "autocast", "inference_mode", "no_grad")) or node.op == "call_module":
+        if _may_change_a_tensor(node, name) or any(word in name for word in _MODES):
             return False
         node = node.next
     return True
+
+
+def _may_change_a_tensor(node: fx.Node, name: str) -> bool:
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    if (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE or "out" in node.kwargs:
+        return True
+    if isinstance(node.target, torch._ops.HigherOrderOperator):  # it calls a graph or a Triton kernel
+        return True
+    if isinstance(node.target, torch._ops.OpOverloadPacket):
+        return any(getattr(node.target, overload)._schema.is_mutable for overload in node.target.overloads())
+    schema = getattr(node.target, "_schema", None)
+    return schema.is_mutable if schema else _asks_for_in_place(node)
+
+
+def _asks_for_in_place(node: fx.Node) -> bool:
+    """Return whether a call has a true argument `inplace`, as in `F.relu(x, True)`."""
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):  # a method, or a function of C++: these have no such argument
+        return False
+    return bool(given.arguments.get("inplace"))
 
 
 def _is_sum(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
 
 from onepass.core import norms
 from onepass.core.device import describe
@@ -104,7 +105,7 @@ def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
     values = [value_of(fields[name]) for name in ("x", "weight", "bias", "residual")]
     choice = _choose(spec, node, values)
     log.debug("torch.compile: %s of %s: %s", torchs[0].__name__, list(values[0].shape), choice)  # pyright: ignore
-    if choice.ours:
+    if choice.ours or not _keeps_layouts(node, torchs, fields, spec):
         return False
     function, arguments = torchs
     with graph.inserting_before(node):
@@ -139,8 +140,25 @@ def _can_give_back(node: fx.Node, fields: dict[str, Any]) -> bool:
     return all(t.dtype == x.dtype for t in same)
 
 
+def _keeps_layouts(node: fx.Node, torchs: Any, fields: dict[str, Any], spec: NormSpec) -> bool:
+    """Return whether torch's results have the strides that were traced. Later nodes may be views that need these."""
+    function, arguments = torchs
+    with FakeTensorMode():
+        x, residual = (_without_memory(value_of(fields[name]), None) for name in ("x", "residual"))
+        total = x if residual is None else x + residual
+        known = {"weight": None, "bias": None, "sizes": [size for _, size in spec.sizes], "eps": 1.0}  # eps may be a node
+        y = function(total, *arguments(x, known))
+    traced = [(_meta_of(node, at).get("example_value"), result) for at, result in ((Y, y), (SUM, total))]
+    return all(before is None or _strides(before) == _strides(after) for before, after in traced)
+
+
+def _strides(t: Tensor) -> list[int]:
+    """Return the strides of the dimensions that have several elements. The others do not matter."""
+    return [_hint(stride) for stride, size in zip(t.stride(), t.shape) if _hint(size) != 1]
+
+
 def _choose(spec: NormSpec, node: fx.Node, values: list[Any]) -> Choice:
-    x, weight, bias, residual = (_on_meta(t) for t in values)
+    x, weight, bias, residual = (_without_memory(t) for t in values)
     problem: NormProblem = bind(spec, x, weight, bias, optional=OptionalOperands(residual))  # pyright: ignore[reportArgumentType]
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in values)
     return choose(problem, describe(values[0].device), current_options(), training, moves_saved_by_fusion(node))
@@ -151,14 +169,14 @@ def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], t
     plain, eps = replace(spec, activation=""), spec.eps
     sizes = dict(spec.sizes)
     if "g" in sizes and plain == norms.group_norm(sizes["g"], eps):
-        return F.group_norm, lambda x, f: (f["sizes"][0], f["weight"], f["bias"], eps)
+        return F.group_norm, lambda x, f: (f["sizes"][0], f["weight"], f["bias"], f["eps"])
     if plain == norms.instance_norm(eps):
-        return F.instance_norm, lambda x, f: (None, None, f["weight"], f["bias"], True, 0.1, eps)
+        return F.instance_norm, lambda x, f: (None, None, f["weight"], f["bias"], True, 0.1, f["eps"])
     rank = len(spec.reduced.split())
     if plain == norms.layer_norm(rank, eps):
-        return F.layer_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["bias"], eps)
+        return F.layer_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["bias"], f["eps"])
     if plain == norms.rms_norm(rank, eps):
-        return torch.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], eps)
+        return torch.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["eps"])
     return None
 
 
@@ -194,15 +212,17 @@ _SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], Norm
 }
 
 
-def _on_meta(t: Tensor | None) -> Tensor | None:
+def _without_memory(t: Tensor | None, device: str | None = "meta") -> Any:
     """Return a tensor without memory, with the sizes and strides that a fake tensor had when it was traced."""
     if t is None:
         return None
-    return torch.empty_strided([_hint(n) for n in t.shape], [_hint(n) for n in t.stride()], dtype=t.dtype, device="meta")
+    sizes, strides = [_hint(n) for n in t.shape], [_hint(n) for n in t.stride()]
+    return torch.empty_strided(sizes, strides, dtype=t.dtype, device=device or t.device)
 
 
 def _hint(size: Any) -> int:
-    """Return the size that a symbolic size had when it was traced."""
+    """Return the size that a symbolic size, or the node that computes it, had when it was traced."""
+    size = value_of(size) if isinstance(size, fx.Node) else size
     return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
 
 
