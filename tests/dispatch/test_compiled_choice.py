@@ -254,6 +254,15 @@ def test_a_norm_is_ours_if_torch_would_change_its_layout():
     torch.testing.assert_close(y, function(x))
 
 
+def test_a_sum_keeps_its_layout():
+    def function(x, residual):  # torch.add follows the strides of the residual, since x is expanded
+        total = x.expand(2, 5, 6) + residual.transpose(1, 2)
+        return O.layer_norm(total, (6,)), total.transpose(1, 2).view(2, -1)
+
+    operands = torch.randn(1, 1, 6), torch.randn(2, 6, 5)
+    torch.testing.assert_close(norms_in_graph(function, *operands)[0], function(*operands))
+
+
 IMPORT = """
 import sys, torch
 {first}

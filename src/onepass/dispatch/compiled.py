@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from .compiled_choice import to_ours, under_autocast
+from .compiled_choice import strides_of, to_ours, under_autocast, without_memory
 from .graph_nodes import ACTIVATION_CALLS, RESIDUAL, SUM, VAR, WORDS, Y, is_norm, results_at, value_of
 
 # Operators that change their operand in place. Their functions and the methods of tensors have these names, such as `__iadd__`.
@@ -118,8 +118,11 @@ def _asks_for_in_place(node: fx.Node) -> bool:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """Return whether a node adds two tensors of equal shape and dtype. Other sums are not fused."""
+    """Return whether a node adds two tensors of equal shape and dtype, and the sum has the strides that our op would give it."""
     if node.op != "call_function" or node.target not in (operator.add, torch.add) or node.kwargs or len(node.args) != 2:
         return False
     a, b = (value_of(arg) for arg in node.args)
-    return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and (a.shape, a.dtype) == (b.shape, b.dtype)):
+        return False
+    total = value_of(node)
+    return total is None or strides_of(total) == strides_of(torch.empty_like(without_memory(a)))

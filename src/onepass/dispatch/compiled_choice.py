@@ -144,21 +144,21 @@ def _keeps_layouts(node: fx.Node, torchs: Any, fields: dict[str, Any], spec: Nor
     """Return whether torch's results have the strides that were traced. Later nodes may be views that need these."""
     function, arguments = torchs
     with FakeTensorMode():
-        x, residual = (_without_memory(value_of(fields[name]), None) for name in ("x", "residual"))
+        x, residual = (without_memory(value_of(fields[name]), None) for name in ("x", "residual"))
         total = x if residual is None else x + residual
         known = {"weight": None, "bias": None, "sizes": [size for _, size in spec.sizes], "eps": 1.0}  # eps may be a node
         y = function(total, *arguments(x, known))
     traced = [(_meta_of(node, at).get("example_value"), result) for at, result in ((Y, y), (SUM, total))]
-    return all(before is None or _strides(before) == _strides(after) for before, after in traced)
+    return all(before is None or strides_of(before) == strides_of(after) for before, after in traced)
 
 
-def _strides(t: Tensor) -> list[int]:
+def strides_of(t: Tensor) -> list[int]:
     """Return the strides of the dimensions that have several elements. The others do not matter."""
     return [_hint(stride) for stride, size in zip(t.stride(), t.shape) if _hint(size) != 1]
 
 
 def _choose(spec: NormSpec, node: fx.Node, values: list[Any]) -> Choice:
-    x, weight, bias, residual = (_without_memory(t) for t in values)
+    x, weight, bias, residual = (without_memory(t) for t in values)
     problem: NormProblem = bind(spec, x, weight, bias, optional=OptionalOperands(residual))  # pyright: ignore[reportArgumentType]
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in values)
     return choose(problem, describe(values[0].device), current_options(), training, moves_saved_by_fusion(node))
@@ -212,7 +212,7 @@ _SPECS: dict[Any, tuple[tuple[str, ...], Callable[[Tensor, dict[str, Any]], Norm
 }
 
 
-def _without_memory(t: Tensor | None, device: str | None = "meta") -> Any:
+def without_memory(t: Tensor | None, device: str | None = "meta") -> Any:
     """Return a tensor without memory, with the sizes and strides that a fake tensor had when it was traced."""
     if t is None:
         return None
