@@ -27,7 +27,7 @@ from onepass.planning.compiled import Choice, choose
 from onepass.planning.options import current_options
 
 from .graph_nodes import ACTIVATION_CALLS, OP_FIELDS, SUM, Y, is_norm, results_at, value_of
-from .neighbours import moves_saved_by_fusion
+from .neighbours import a_view_follows, moves_saved_by_fusion
 
 log = logging.getLogger("onepass")
 
@@ -62,8 +62,11 @@ def to_ours(graph: fx.Graph, node: fx.Node) -> bool:
         return False
     if any(t is not None and t.dtype != x.dtype for t in (weight, bias)):
         return False
-    spec = spec_of(x, given)
+    spec, y = spec_of(x, given), value_of(node)
     if spec is None:
+        return False
+    keeps_layout = y is None or strides_of(y) == strides_of(torch.empty_like(without_memory(x)))
+    if not keeps_layout and a_view_follows(node):  # our y has the strides of x
         return False
     operands = given["input"], given["weight"], given["bias"], None, None
     with graph.inserting_before(node):

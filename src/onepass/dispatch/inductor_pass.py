@@ -13,6 +13,8 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
+from onepass.planning.options import current_options
+
 from . import compiled, compiled_choice
 
 
@@ -36,7 +38,8 @@ class NormPass(CustomGraphPass):
         """Return what identifies this pass in inductor's cache, or None if the user's pass cannot be identified."""
         before = None if self.before is None else getattr(self.before, "uuid", lambda: None)()
         unknown = self.before is not None and before is None
-        return None if unknown else (_hash_of_package(), before)
+        options = current_options()  # the pass depends on them
+        return None if unknown else (_hash_of_package(), before, options.family, options.invariant)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"before": self.before, "uuid": self.uuid()}  # another version of onepass gives another key

@@ -21,6 +21,11 @@ ELEMENTWISE = _words(
     "lerp relu relu6 silu gelu elu selu celu leaky_relu mish softplus hardswish hardsigmoid hardtanh logsigmoid dropout alpha_dropout "
     "to type type_as float half bfloat16 double iadd isub imul itruediv"
 )
+NEED_STRIDES = _words("view view_as as_strided")
+OWN_LAYOUT = _words(
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear matmul mm bmm addmm baddbmm einsum "
+    "scaled_dot_product_attention reshape contiguous"
+)
 VIEWS = _words("view reshape permute transpose movedim flatten unflatten unsqueeze squeeze expand chunk split getitem contiguous unbind t")
 
 
@@ -34,6 +39,22 @@ def moves_saved_by_fusion(node: fx.Node) -> int:
     users = [user for y in results_at(node, Y) for user in _users(y)]
     fused = [user for user in users if _name(user) in ELEMENTWISE]
     return before + (0 if not fused else 2 if len(fused) == len(users) else 1)
+
+
+def a_view_follows(node: fx.Node) -> bool:
+    """Return whether a later node may be a view that needs the strides of this node's result.
+
+    Convolutions, matrix products and copies make layouts of their own. Other operations pass the layout on.
+    """
+    waiting, seen = list(node.users), set[fx.Node]()
+    while waiting:
+        user = waiting.pop()
+        if _name(user) in NEED_STRIDES:
+            return True
+        if user not in seen and _name(user) not in OWN_LAYOUT:
+            seen.add(user)
+            waiting += user.users
+    return False
 
 
 def _saved_before(norm: fx.Node, operand: fx.Node) -> int:
