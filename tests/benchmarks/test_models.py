@@ -89,7 +89,15 @@ def test_records(training, monkeypatch):
     assert found[1]["norms"]["fused"] == 1 and found[1]["layout"] == "channels_last" and found[1]["library"] == "json 2"
 
 
-@pytest.mark.parametrize("entry", [e for e in ENTRIES if e.name not in ("sd15-b16", "llama-train")], ids=lambda entry: entry.name)
+SLOW_TWINS = "vae-train", "unet2d-train"  # ten seconds each; other twins have the same modules
+TWINS = [
+    pytest.param(entry, id=entry.name, marks=[pytest.mark.slow] * (entry.name in SLOW_TWINS))
+    for entry in ENTRIES
+    if entry.name not in ("sd15-b16", "llama-train")
+]
+
+
+@pytest.mark.parametrize("entry", TWINS)
 def test_small_twins(entry, monkeypatch):
     pytest.importorskip(entry.library)
     pytest.importorskip("transformers")

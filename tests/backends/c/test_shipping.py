@@ -130,6 +130,7 @@ def test_options_of_the_compiler_are_never_mixed(monkeypatch):
 BASELINE = "armv8-a" if os.uname().machine in ("aarch64", "arm64") else "x86-64"
 
 
+@pytest.mark.slow
 def test_a_library_for_a_level_runs_on_another_cpu(tmp_path):
     """Its name does not depend on the CPU, as that of a library for one CPU does."""
     other = 'from onepass.backends.c import build\nbuild._cpu = lambda: "another CPU"\n' + RUN
