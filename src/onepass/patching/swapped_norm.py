@@ -28,7 +28,7 @@ Location = str | float | Callable[[nn.Module], Any] | None
 
 # In eager training on a GPU, modules that call torch's layer_norm or rms_norm run their original forward if x has fewer
 # elements than this. A forward and backward of layer_norm takes 211 µs of host time in onepass and 166 µs in torch. The GPU
-# saves these 45 µs at about 2**23 elements: it saves 198 µs at 2**25 (H200, 2026-11-17; docs/measured.md).
+# saves these 45 µs at about 2**23 elements, since it saves 198 µs at 2**25 (H200; results/host-h200.jsonl, bench-h200.jsonl).
 MIN_ELEMENTS_TRAINING = 2**23
 
 
@@ -82,7 +82,7 @@ class NormRecipe:
             return lambda module: (weight(module), bias(module), eps(module))
 
         def read(module: Any) -> tuple[Any, Any, Any]:
-            try:  # attributes of a module take three times as long as this
+            try:  # faster than attributes, which go through nn.Module.__getattr__
                 params = module._parameters
                 return params["weight"], params["bias"], module.eps
             except KeyError:  # a parametrization has moved them

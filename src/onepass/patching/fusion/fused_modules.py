@@ -110,7 +110,7 @@ class _FusedBlock(nn.Module):
     def _onepass_add_norm(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         """Return `norm(x + residual)` and `x + residual`."""
         if not compiling() and isinstance(norm, Swapped) and not has_hooks(norm) and not has_global_hooks():
-            # Without hooks, a call of the module does no more than this, and takes 2 µs longer.
+            # Without hooks, a call of the module does no more than this, and takes longer.
             return (norm if norm._compiled_call_impl else norm.forward)(x, residual=residual)
         total = x + residual
         return norm(total), total
