@@ -8,7 +8,7 @@ import torch
 from onepass.backends.c import build, library
 from onepass.backends.gpu.family import GpuFamily
 from onepass.core.device import describe
-from onepass.dispatch import launchers
+from onepass.dispatch import front_door, launchers
 from onepass.planning.registry import FAMILIES
 
 # The other families need a GPU or Triton's interpreter.
@@ -16,6 +16,9 @@ CPU_FAMILIES = [family.name for family in FAMILIES if not isinstance(family, Gpu
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
+# Tests run with the front door open, from the first to the last. Processes that they start leave it closed, and compile nothing.
+front_door.open_now()
+os.environ[front_door.VARIABLE] = "off"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from onepass.core.operands import Gradients, Needs, OptionalOperands, Result, Sa
 from onepass.core.spec import NormSpec
 
 from .launchers import OPERAND_NAMES, Launchers
+from .node import skip_functorch
 from .route import DIRECT, OP, REFERENCE, route_backward
 
 Update = Callable[[Result], None]  # updates running statistics from the result of a forward
@@ -143,15 +143,6 @@ def wanted_gradients(needs: Sequence[bool], saved: SavedTensors) -> list[bool]:
 def differentiable(saved: SavedTensors) -> tuple[Tensor | None, ...]:
     """Return the operands that have gradients, in the order of Gradients."""
     return saved.x, saved.weight, saved.bias, saved.scale, saved.shift, saved.mean_weight, saved.var_weight
-
-
-def skip_functorch(function: Any) -> Callable[..., Any]:
-    """Return `function.apply` without its preparations for functorch, which take 10 µs. Callers must know that no transform is active.
-
-    Autograd calls a backward through a Python method, which first looks for a `vjp`. Our functions have none, so skip that method, too.
-    """
-    function._backward_cls.apply = function.backward
-    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 apply_norm = skip_functorch(Norm)

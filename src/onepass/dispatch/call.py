@@ -22,7 +22,7 @@ from onepass.planning.options import batch_invariant, options_in_context
 from . import library  # noqa: F401, registers the ops
 from .autograd import Update, apply_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
-from .packed import apply_extras_norm, apply_plain_norm
+from .packed import extras_norm, plain_norm
 from .recent import find_recent, key_of, note, recall
 from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, in_plain_context, jit_tracing, route
 
@@ -99,9 +99,9 @@ def _normalize_checked(
 def _training(launchers: Launchers) -> Callable[..., Tensor]:
     """Return (x, weight, bias, mean, var) -> y, which autograd can differentiate."""
     if launchers.train_forward and launchers.problem.given:
-        return lambda *operands: apply_plain_norm(launchers, None, *operands)
+        return partial(plain_norm, launchers)
     if launchers.train_forward:
-        return lambda x, weight, bias, mean, var: apply_plain_norm(launchers, None, x, weight, bias)
+        return lambda x, weight, bias, mean, var: plain_norm(launchers, x, weight, bias)
     return lambda *operands: apply_norm(launchers, False, *operands, *NO_OPTIONAL)[0]
 
 
@@ -149,8 +149,8 @@ def _training_with_extras(launchers: Launchers) -> Callable[..., tuple[Tensor, T
     """Return (x, weight, bias, residual, scale, shift) -> (y, x + residual), which autograd can differentiate."""
     if launchers.train_extras:
         if launchers.problem.addends:
-            return partial(apply_extras_norm, launchers)
-        return lambda *operands: (apply_extras_norm(launchers, *operands), None)
+            return partial(extras_norm, launchers)
+        return lambda *operands: (extras_norm(launchers, *operands), None)
 
     def by_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *extras: Tensor | None) -> tuple[Tensor, Tensor | None]:
         found = apply_norm(launchers, True, x, weight, bias, None, None, *extras, None, None, None, None)

@@ -27,6 +27,7 @@ from onepass.planning.explain import ExplainRequested
 from onepass.planning.options import Options, batch_invariant, current_options, options_in_context
 from onepass.planning.registry import family_named
 
+from . import front_door
 from .recent import MAX_VARIANTS, Same, forget_recent, same_as
 
 Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it checks its arguments
@@ -43,6 +44,9 @@ def forget_all() -> None:
     """Forget all kinds of calls."""
     _known.clear()
     forget_recent()
+
+
+front_door.State.listeners.append(forget_all)  # so that launchers in C++ take the place of launchers in Python
 
 
 def kind_of(define: Define, args: tuple[Any, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None, others: Any) -> Kind:
@@ -63,6 +67,7 @@ def signatures_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
 
 def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tensor | None = None, bias: Tensor | None = None) -> Launchers:
     """Plan a new kind of call, and remember it."""
+    front_door.start()
     options = current_options()
     if options.explain:
         raise ExplainRequested(problem, plan_launchable(problem, device, options)[1])

@@ -1,4 +1,4 @@
-"""The autograd functions that need little host time. They save mean and rstd in one tensor, called statistics.
+"""Norms with gradients that need little host time. They save mean and rstd in one tensor, called statistics.
 
 A backward must check the tensors that it gets. It skips the checks if an earlier backward of its kind has checked tensors like these.
 recent.py makes that comparison.
@@ -7,6 +7,7 @@ recent.py makes that comparison.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,84 +19,90 @@ from onepass.core.memory import ZeroTensor
 from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.statistics import unpack
 
-from .autograd import general_backward, skip_functorch
+from .autograd import general_backward
 from .launchers import Launchers
+from .node import Node
 from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route_backward
 
 Running = list[Any]  # [running_mean, running_var, momentum]; emptied when the running statistics are updated
 
 
-class PlainNorm(torch.autograd.Function):
-    """As `Norm` (autograd.py), for calls whose only operands are x, weight, bias and given statistics.
+def plain_norm(launchers: Launchers, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Tensor | None) -> Tensor:
+    """Return y, which autograd can differentiate. The only other operands are `given` statistics.
 
-    The family must have a `train_forward` and a `train_backward`. The forward also updates the `running` statistics, if there are any.
-    In small training steps, the other work of `Norm` would take longer than the kernel.
+    The family must have a `train_forward` and a `train_backward`. `Norm` (autograd.py) does the same with more host time.
     """
-
-    @staticmethod
-    def forward(ctx, launchers: Launchers, running: Running | None, x, weight, bias, *given):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if running is None:
-            y, stats = launchers.train_forward(x, weight, bias, *given)  # pyright: ignore[reportOptionalCall]
-        else:
-            y, stats = launchers.train_track(x, weight, bias, *running)  # pyright: ignore[reportOptionalCall]
-            running.clear()  # tells the caller that the running statistics are updated
-        saved = x, weight, None if launchers.drops_bias else bias, stats
-        if launchers.packed is None:
-            launchers.packed = signatures(saved)
-        ctx.launchers = launchers
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if dy is None:
-            return None, None, None, None, None, None, None
-        launchers, saved = ctx.launchers, ctx.saved_tensors
-        if was_checked(launchers, dy, None, saved):
-            x, weight, bias, stats = saved
-            try:
-                bias = weight if launchers.drops_bias else bias
-                grads = launchers.train_backward(dy, x, weight, bias, stats, ctx.needs_input_grad[2:5])
-                return None, None, *grads, None, None  # the last two: for given statistics; otherwise ignored
-            except ZeroTensor:
-                pass
-        return None, None, *packed_backward(launchers, dy, None, saved, Needs(*ctx.needs_input_grad[2:5]))[:3], None, None
+    return Node.apply(_plain_forward, _plain_backward, launchers, x, weight, bias, *given)
 
 
-class ExtrasNorm(torch.autograd.Function):
-    """As PlainNorm, with a residual or a modulation. Returns y, or (y, x + residual) if there is a residual."""
+def tracking_norm(launchers: Launchers, running: Running, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """As `plain_norm`. The forward also updates the running statistics, and then clears `running`."""
+    return Node.apply(partial(_tracking_forward, running), _plain_backward, launchers, x, weight, bias)
 
-    @staticmethod
-    def forward(ctx, launchers: Launchers, x, weight, bias, residual, scale, shift):  # pyright: ignore[reportIncompatibleMethodOverride]
-        y, stats, total = launchers.train_extras(x, weight, bias, residual, scale, shift)  # pyright: ignore[reportOptionalCall]
-        saved = x if total is None else total, weight, None if launchers.drops_bias else bias, stats, scale, shift
-        if launchers.packed is None:
-            launchers.packed = signatures(saved)
-        ctx.launchers, ctx.dtypes = launchers, (x.dtype, None if residual is None else residual.dtype)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
-        if total is None:
-            return y
-        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[4]):
-            ctx.mark_non_differentiable(total)
-        return y, total
 
-    @staticmethod
-    def backward(ctx, dy, dsum=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        if dy is None:  # saved tensors are not needed, and users may have changed them in place
-            return None, *_in_extras_order((dsum, None, None, None, None), *ctx.dtypes)
-        launchers, saved = ctx.launchers, ctx.saved_tensors
-        _, x_needed, weight_needed, bias_needed, residual_needed, *others = ctx.needs_input_grad
-        needs = x_needed or residual_needed, weight_needed, bias_needed, *others
-        if was_checked(launchers, dy, dsum, saved):
-            x, weight, bias, *extras = saved
-            try:
-                grads = launchers.train_extras_backward(dy, x, weight, weight if launchers.drops_bias else bias, *extras, dsum, needs)
-                return None, *_in_extras_order(grads, *ctx.dtypes)
-            except ZeroTensor:
-                pass
-        return None, *_in_extras_order(packed_backward(launchers, dy, dsum, saved, Needs(*needs))[:5], *ctx.dtypes)
+def extras_norm(launchers: Launchers, *operands: Tensor | None) -> Any:
+    """As `plain_norm`, with the operands x, weight, bias, residual, scale and shift. Return y, or (y, x + residual)."""
+    return Node.apply(_extras_forward, _extras_backward, launchers, *operands)
+
+
+def _plain_forward(launchers: Launchers, x, weight, bias, *given):
+    y, stats = launchers.train_forward(x, weight, bias, *given)  # pyright: ignore[reportOptionalCall]
+    return y, 1, _saved(launchers, x, weight, bias, stats)
+
+
+def _tracking_forward(running: Running, launchers: Launchers, x, weight, bias):
+    y, stats = launchers.train_track(x, weight, bias, *running)  # pyright: ignore[reportOptionalCall]
+    running.clear()  # tells the caller that the running statistics are updated
+    return y, 1, _saved(launchers, x, weight, bias, stats)
+
+
+def _extras_forward(launchers: Launchers, x, weight, bias, residual, scale, shift):
+    y, stats, total = launchers.train_extras(x, weight, bias, residual, scale, shift)  # pyright: ignore[reportOptionalCall]
+    if total is None:
+        return y, 1, _saved(launchers, x, weight, bias, stats, scale, shift)
+    differentiable = 2 if x.requires_grad or residual.requires_grad else 1
+    return (y, total), differentiable, _saved(launchers, total, weight, bias, stats, scale, shift)
+
+
+def _saved(launchers: Launchers, x, weight, bias, *others) -> tuple[Any, ...]:
+    """Return the tensors to save, and note their signatures in the first call of a kind."""
+    saved = x, weight, None if launchers.drops_bias else bias, *others
+    if launchers.packed is None:
+        launchers.packed = signatures(saved)
+    return saved
+
+
+def _plain_backward(launchers: Launchers, needs: tuple[bool, ...], dy: Tensor | None, *saved):
+    no_more = (None, None) if len(needs) == 5 else ()  # gradients of given statistics
+    if dy is None:
+        return None, None, None, *no_more
+    if was_checked(launchers, dy, None, saved):
+        x, weight, bias, stats = saved
+        try:
+            bias = weight if launchers.drops_bias else bias
+            return *launchers.train_backward(dy, x, weight, bias, stats, needs[:3]), *no_more  # pyright: ignore[reportOptionalCall]
+        except ZeroTensor:
+            pass
+    return *packed_backward(launchers, dy, None, saved, Needs(*needs[:3]))[:3], *no_more
+
+
+def _extras_backward(launchers: Launchers, needed: tuple[bool, ...], dy: Tensor | None, *others):
+    added = launchers.problem.addends is not None
+    dsum, saved = (others[0], others[1:]) if added else (None, others)
+    dtypes = launchers.problem.addends or (launchers.problem.dtype, None)
+    if dy is None:
+        return _in_extras_order((dsum, None, None, None, None), *dtypes)
+    x_needed, weight_needed, bias_needed, residual_needed, *last = needed
+    needs = x_needed or residual_needed, weight_needed, bias_needed, *last
+    if was_checked(launchers, dy, dsum, saved):
+        x, weight, bias, *extras = saved
+        try:
+            bias = weight if launchers.drops_bias else bias
+            grads = launchers.train_extras_backward(dy, x, weight, bias, *extras, dsum, needs)  # pyright: ignore[reportOptionalCall]
+            return _in_extras_order(grads, *dtypes)
+        except ZeroTensor:
+            pass
+    return _in_extras_order(packed_backward(launchers, dy, dsum, saved, Needs(*needs))[:5], *dtypes)
 
 
 def _in_extras_order(grads: Sequence[Tensor | None], x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
@@ -122,7 +129,7 @@ def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Se
 
 
 def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs) -> Gradients:
-    """Check the tensors of a backward of PlainNorm or ExtrasNorm, and compute the gradients. Remember the tensors for `was_checked`."""
+    """Check the tensors of a backward of this file, and compute the gradients. Remember the tensors for `was_checked`."""
     way, problem = route_backward(dy, dsum, *unpacked), launchers.problem
     tensors = unpacked if signatures(unpacked) == launchers.packed else as_saved(problem.spec, unpacked, launchers.packed or (), True)
     x, weight, bias, stats, *extras = tensors
@@ -145,6 +152,3 @@ def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpac
             way = OP
     saved = SavedTensors(x, weight, bias, *unpack(problem, stats), None, *extras)
     return general_backward(launchers, way, dy, dsum, saved, needs, PACKED_SAVED_NAMES, unpacked)
-
-
-apply_plain_norm, apply_extras_norm = skip_functorch(PlainNorm), skip_functorch(ExtrasNorm)

@@ -15,7 +15,7 @@ from onepass.planning.options import options_in_context
 
 from .autograd import Update, apply_norm
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare
-from .packed import Running, apply_plain_norm
+from .packed import Running, tracking_norm
 from .recent import key_of, note, recall
 from .route import DIRECT, grad_enabled, in_plain_context, route
 
@@ -66,7 +66,7 @@ def normalize_and_track(
 def _tracking(launchers: Launchers, needs_gradient: bool) -> Callable[..., Tensor]:
     """Return (x, weight, bias, running, update) -> y, which updates the running statistics and then clears `running`."""
     if needs_gradient and launchers.train_track:
-        return lambda x, weight, bias, running, _: apply_plain_norm(launchers, running, x, weight, bias)
+        return lambda x, weight, bias, running, _: tracking_norm(launchers, running, x, weight, bias)
     track = launchers.track
     if track and not needs_gradient:
         return lambda x, weight, bias, running, _: track(x, weight, bias, *running)

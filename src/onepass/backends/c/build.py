@@ -1,8 +1,8 @@
-"""Compile the C kernels on first use, for this machine, and load them.
+"""Compile a library on first use, for this machine, and load it. `library` is that of the C kernels; node.py has another.
 
-The functions of cache.py keep the compiled library for later processes. Its name has two hashes. The first (`_key`) is of the
-sources, the flags and the CPU. The second (`_variant`) is of the names of the compiler and the C library. No path is part of them, so
-a copied cache works.
+The functions of cache.py keep a compiled library for later processes. Its name has two hashes. For the C kernels the first (`_key`)
+is of the sources, the flags and the CPU. The second (`_variant`) is of the names of the compiler and the C library. No path is part
+of them, so a copied cache works.
 
 Every failure raises `Unavailable` with a reason. A process remembers the reason and does not try again.
 """
@@ -16,10 +16,12 @@ import shlex
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from time import monotonic
+from typing import NamedTuple
 
 from onepass.backends.compilation import LOGGER, Compilation
 
@@ -35,7 +37,7 @@ from .cache import (
     remove_leftovers,
     scratch_prefix,
 )
-from .compiler import FLAGS, find_compiler, named_compiler, run_compiler
+from .compiler import FLAGS, C, Language, find_compiler, named_compiler, run_compiler
 from .machine import NATIVE_FLAGS, check_level, level
 
 SOURCES = Path(__file__).parent / "src"
@@ -44,7 +46,20 @@ SOURCES = Path(__file__).parent / "src"
 LIMIT = 120  # seconds that a process may wait, in total: for another process that compiles, and for its own compiler
 
 
-class _LoadOnce:
+class Recipe(NamedTuple):
+    """How to compile a library, and what it is called in the cache."""
+
+    prefix: str  # of the name of its file
+    lock: str  # the name of its lock file
+    what: str  # it, in messages
+    seconds: int  # that compiling takes, about
+    language: Language
+    functions: Sequence[str]  # that it must have
+    key: Callable[[], str]  # returns a hash of all that decides whether a compiled library fits this process
+    attempts: Callable[[], list[list[str]]]  # arguments for the compiler; the first that succeed are used
+
+
+class LoadOnce:
     """Calls a function once per process, and remembers the library that it returned or why it failed. Thread-safe."""
 
     def __init__(self, load_or_compile: Callable[[], ctypes.CDLL]) -> None:
@@ -79,34 +94,37 @@ class _LoadOnce:
             return self._outcome
 
 
-def _load_or_compile() -> ctypes.CDLL:
+def load_or_compile(recipe: Recipe, may_compile: bool = True) -> ctypes.CDLL:
+    """Return the library of a recipe from the cache, or compile it if this is allowed."""
     if fcntl is None:
         raise Unavailable("C kernels are for Linux and macOS: on this system onepass cannot check who may change a compiled library")
-    directory, key = _cache_directory(), _key()
-    path = directory / f"cpu-{key}-{_variant()}.so"
+    directory, key = _cache_directory(), recipe.key()
+    path = directory / f"{recipe.prefix}-{key}-{_variant(recipe.language)}.so"
     folder = open_folder(directory)
     try:
         try:
-            return load(folder, path)
+            return load(folder, path, recipe.functions)
         except Unusable as error:
             unusable = error
         try:
-            return _compile_locked(find_compiler(), folder, path)
+            if not may_compile:
+                raise Unavailable("it is not compiled yet")
+            return _compile_locked(recipe, find_compiler(recipe.language), folder, path)
         except Unavailable as error:
-            return _load_variant(folder, directory, key, "; ".join(filter(None, map(str, (error, unusable)))))
+            return _load_variant(recipe, folder, directory, key, "; ".join(filter(None, map(str, (error, unusable)))))
     finally:
         os.close(folder)
 
 
-def _load_variant(folder: int, directory: Path, key: str, reason: str) -> ctypes.CDLL:
+def _load_variant(recipe: Recipe, folder: int, directory: Path, key: str, reason: str) -> ctypes.CDLL:
     """Return a library that another compiler made from the same sources for the same CPU. Raise the reason if there is none.
 
     A container image may have such a library, but no compiler and no folder to write to.
     """
     for name in sorted(os.listdir(folder)):
-        if name.startswith(f"cpu-{key}-") and name.endswith(".so"):
+        if name.startswith(f"{recipe.prefix}-{key}-") and name.endswith(".so"):
             try:
-                found = load(folder, directory / name)
+                found = load(folder, directory / name, recipe.functions)
             except Unavailable as error:
                 reason += f"; {error}" if str(error) not in reason else ""
             else:
@@ -115,21 +133,18 @@ def _load_variant(folder: int, directory: Path, key: str, reason: str) -> ctypes
     raise Unavailable(reason)
 
 
-def _compile_locked(compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
+def _compile_locked(recipe: Recipe, compiler: list[str], folder: int, path: Path) -> ctypes.CDLL:
     """Return the library. Compile it while this process holds the lock, unless another process has just compiled it."""
     deadline = monotonic() + LIMIT
-    with lock(folder, path.parent, deadline) as locked:
+    with lock(folder, path.parent / recipe.lock, deadline, recipe.what) as locked:
         try:
-            return load(folder, path)  # another process compiled it while this one waited
+            return load(folder, path, recipe.functions)  # another process compiled it while this one waited
         except Unusable:
             check_replaceable(path)
-            remove_leftovers(path.parent, locked)
-            _compile(compiler, path, deadline)
-            remove_leftovers(path.parent, locked)  # the compiler of a killed process may have gone on writing
-            return load(folder, path)
-
-
-library = _LoadOnce(_load_or_compile)
+            remove_leftovers(path.parent, recipe.prefix, locked)
+            _compile(recipe, compiler, path, deadline)
+            remove_leftovers(path.parent, recipe.prefix, locked)  # the compiler of a killed process may have gone on writing
+            return load(folder, path, recipe.functions)
 
 
 def _cache_directory() -> Path:
@@ -155,9 +170,9 @@ def _key() -> str:
     return digest.hexdigest()[:24]
 
 
-def _variant() -> str:
-    """Return a hash of what else makes libraries differ: the name of the compiler in $CC, and the C library of the system."""
-    parts = [os.path.basename((named_compiler() or [""])[0]), *platform.libc_ver()]
+def _variant(language: Language = C) -> str:
+    """Return a hash of what else makes libraries differ: the name of the compiler that the user chose, and the C library."""
+    parts = [os.path.basename((named_compiler(language) or [""])[0]), *platform.libc_ver()]
     return sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()[:8]
 
 
@@ -185,23 +200,32 @@ def _cpu() -> str:
     return "\n".join(words)
 
 
-def _compile(compiler: list[str], path: Path, deadline: float) -> None:
-    line = "compiling the CPU kernels, once per machine (about 10 s)"
-    with Compilation(f"the CPU kernels with {compiler[0]}, into {path}", line) as compilation:
+def _attempts() -> list[list[str]]:
+    return [[*FLAGS, *([machine] if machine else []), str(SOURCES / "onepass.c"), "-lm"] for machine in _machine_flags()]
+
+
+def _compile(recipe: Recipe, compiler: list[str], path: Path, deadline: float) -> None:
+    line = f"compiling {recipe.what}, once per machine (about {recipe.seconds} s)"
+    with Compilation(f"{recipe.what} with {compiler[0]}, into {path}", line) as compilation:
         compilation.begin()
         scratch = None
         try:
             # Not a TemporaryDirectory: a child process forked meanwhile would remove the folder when it exits.
-            scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix())
+            scratch = tempfile.mkdtemp(dir=path.parent, prefix=scratch_prefix(recipe.prefix))
             built = Path(scratch) / path.name
-            run_compiler(compiler, SOURCES / "onepass.c", built, _machine_flags(), deadline)
+            run_compiler(compiler, recipe.attempts(), built, deadline)
             digest = built.with_suffix(".sha256")
             digest.write_text(sha256(built.read_bytes()).hexdigest())
             for new, final in ((digest, path.with_suffix(".sha256")), (built, path)):
                 new.chmod(new.stat().st_mode & ~0o022)  # otherwise, with a umask of 002, the group could write the file
                 os.replace(new, final)
         except OSError as error:
-            raise Unavailable(f"the kernels could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
+            raise Unavailable(f"{recipe.what} could not be compiled with {shlex.join(compiler)}: {error}; {CACHE_HINT}") from None
         finally:
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+FUNCTIONS = ("onepass_forward", "onepass_track", "onepass_backward", "onepass_threads")
+KERNELS = Recipe("cpu", "lock", "the CPU kernels", 10, C, FUNCTIONS, _key, _attempts)
+library = LoadOnce(partial(load_or_compile, KERNELS))

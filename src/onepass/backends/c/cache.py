@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -23,9 +23,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
-
-
-FUNCTIONS = ("onepass_forward", "onepass_track", "onepass_backward", "onepass_threads")
 
 
 DAY = 86400  # seconds
@@ -63,8 +60,10 @@ def _others_can_write(state: os.stat_result) -> bool:
     return state.st_uid not in (os.geteuid(), 0) or bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
-def load(folder: int, path: Path) -> ctypes.CDLL:
+def load(folder: int, path: Path, functions: Sequence[str]) -> ctypes.CDLL:
     """Load a library from the cache and return it. Raise `Unusable` if it is missing, or if its hash is wrong.
+
+    `functions` are the names of the functions that it must have.
 
     The file is opened once, and this open file is both checked and loaded. So nobody can replace it in between, except on macOS,
     where it is loaded by its name.
@@ -73,7 +72,7 @@ def load(folder: int, path: Path) -> ctypes.CDLL:
         with _open(folder, path) as file, _open(folder, path.with_suffix(".sha256")) as digest:
             if digest.read(65) != sha256(file.read()).hexdigest().encode():
                 raise Unusable(f"{path} is damaged")
-            return _load_open(file.fileno(), path)
+            return _load_open(file.fileno(), path, functions)
     except FileNotFoundError:
         raise Unusable("") from None
     except OSError as error:
@@ -96,7 +95,7 @@ def _open(folder: int, path: Path) -> IO[bytes]:
         raise
 
 
-def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
+def _load_open(descriptor: int, path: Path, functions: Sequence[str]) -> ctypes.CDLL:
     name, duplicate = str(path), -1
     if os.path.exists(f"/proc/self/fd/{descriptor}"):  # not on macOS
         duplicate = os.dup(descriptor)
@@ -109,7 +108,7 @@ def _load_open(descriptor: int, path: Path) -> ctypes.CDLL:
         reason = str(error).replace(name, path.name)
         raise Unavailable(f"the cached library {path} cannot be loaded ({reason}): delete it; {CACHE_HINT}") from None
     # `duplicate` stays open, so that /proc/self/fd/... never names another file: the loader identifies libraries by name.
-    missing = [function for function in FUNCTIONS if not hasattr(loaded, function)]
+    missing = [function for function in functions if not hasattr(loaded, function)]
     if missing:
         raise Unavailable(f"the cached library {path} lacks {missing[0]}: delete it, and check the compiler in CC")
     loaded._name = str(path)  # messages print this name
@@ -132,19 +131,20 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def lock(folder: int, directory: Path, deadline: float) -> Iterator[bool]:
-    """Hold the lock that lets one process at a time compile. The system releases it if the process ends.
+def lock(folder: int, path: Path, deadline: float, what: str) -> Iterator[bool]:
+    """Hold the lock file that lets one process at a time compile. The system releases it if the process ends.
 
-    Yield True, or False if the file system has no locks. Without locks, several processes may compile, each in its own folder.
+    `what` names the library in messages. Yield True, or False if the file system has no locks. Without locks, several processes may
+    compile, each in its own folder.
     """
     assert fcntl is not None
     try:
-        descriptor = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
+        descriptor = os.open(path.name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=folder)
     except OSError as error:
-        raise Unavailable(f"the compiled kernels cannot be kept in {directory}: {error}; {CACHE_HINT}") from None
+        raise Unavailable(f"the compiled kernels cannot be kept in {path.parent}: {error}; {CACHE_HINT}") from None
     _held.add(descriptor)
     try:
-        yield _acquire(descriptor, directory / "lock", deadline)
+        yield _acquire(descriptor, path, deadline, what)
     finally:
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing does not unlock if a forked process has a copy of the descriptor
@@ -152,7 +152,7 @@ def lock(folder: int, directory: Path, deadline: float) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
+def _acquire(descriptor: int, path: Path, deadline: float, what: str) -> bool:
     """Wait for the lock and return True. Return False if the file system has no locks. Raise `Unavailable` after the deadline."""
     assert fcntl is not None
     started, shown = monotonic(), False
@@ -166,10 +166,10 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
             return False
         if monotonic() > deadline:
             waited = monotonic() - started
-            raise Unavailable(f"{holder} is compiling the kernels and was not done after {waited:.0f} s (it holds {path})")
+            raise Unavailable(f"{holder} is compiling {what} and was not done after {waited:.0f} s (it holds {path})")
         if not shown:
             left = deadline - monotonic()
-            print_to_terminal(f"onepass: waiting for {holder}, which is compiling the CPU kernels and holds {path}, up to {left:.0f} s …\n")
+            print_to_terminal(f"onepass: waiting for {holder}, which is compiling {what} and holds {path}, up to {left:.0f} s …\n")
         shown = True
         sleep(0.05)
     with suppress(OSError):  # this text is for the messages of waiting processes; it may be lost on a full disk
@@ -178,12 +178,12 @@ def _acquire(descriptor: int, path: Path, deadline: float) -> bool:
     return True
 
 
-def scratch_prefix() -> str:
-    """Return the prefix of this machine's scratch folders, in which it compiles.
+def scratch_prefix(library: str) -> str:
+    """Return the prefix of the scratch folders in which this machine compiles a library.
 
     `remove_leftovers` must spare those of other machines, which may not see this machine's lock on a network file system.
     """
-    return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-"
+    return f"build-{sha256(os.fsencode(platform.node())).hexdigest()[:8]}-{library}-"
 
 
 def check_replaceable(path: Path) -> None:
@@ -197,14 +197,14 @@ def check_replaceable(path: Path) -> None:
             raise Unavailable(f"{old} is a directory, and in the way: {error.strerror}") from None
 
 
-def remove_leftovers(directory: Path, locked: bool) -> None:
+def remove_leftovers(directory: Path, library: str, locked: bool) -> None:
     """Remove the scratch folders that killed processes have left.
 
-    If `locked`, no other process of this machine compiles, so all of its scratch folders are leftovers. Other scratch folders are
-    removed after a day. Libraries are not removed, since another machine may use them over a network file system.
+    If `locked`, no other process of this machine compiles the library, so all of its scratch folders are leftovers. Other scratch
+    folders are removed after a day. Libraries are not removed, since another machine may use them over a network file system.
     """
     with suppress(OSError):
         for entry in list(os.scandir(directory)):
-            ours = locked and entry.name.startswith(scratch_prefix())
+            ours = locked and entry.name.startswith(scratch_prefix(library))
             if entry.name.startswith("build-") and (ours or entry.stat(follow_symlinks=False).st_mtime < time() - DAY):
                 shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Run the C compiler: find it, give it a time limit, and check what it wrote."""
+"""Run a compiler for C or C++: find it, give it a time limit, and check what it wrote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import IO
+from typing import IO, NamedTuple
 
 from .cache import Unavailable
 
@@ -32,33 +32,44 @@ FLAGS = (
 )
 
 
-def named_compiler() -> list[str]:
-    """Return the command in $CC as a list of words. The list is empty if CC is not set."""
-    value = os.environ.get("CC", "")
+class Language(NamedTuple):
+    name: str
+    variable: str  # the environment variable that names a compiler
+    commands: tuple[str, ...]  # that are tried if it is not set
+
+
+C = Language("C", "CC", ("cc", "gcc", "clang"))
+CPP = Language("C++", "CXX", ("c++", "g++", "clang++"))
+
+
+def named_compiler(language: Language = C) -> list[str]:
+    """Return the command in the language's variable as a list of words. The list is empty if it is not set."""
+    value = os.environ.get(language.variable, "")
     try:
         return shlex.split(value)
     except ValueError as error:
-        raise Unavailable(f"CC={value!r} cannot be read as a command: {error}") from None
+        raise Unavailable(f"{language.variable}={value!r} cannot be read as a command: {error}") from None
 
 
-def find_compiler() -> list[str]:
-    """Return the command in $CC, or else the first of cc, gcc and clang that exists, as a list of words."""
-    named = named_compiler()
-    for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+def find_compiler(language: Language = C) -> list[str]:
+    """Return the command in the language's variable, or else the first of its commands that exists, as a list of words."""
+    named = named_compiler(language)
+    for words in [named] if named else [[command] for command in language.commands]:
         found = shutil.which(words[0])
         if found:
             return [found, *words[1:]]
-    raise Unavailable(f"there is no C compiler ({named[0] if named else 'cc, gcc or clang'})")
+    *others, last = language.commands
+    expected = named[0] if named else f"{', '.join(others)} or {last}"
+    raise Unavailable(f"there is no {language.name} compiler ({expected})")
 
 
-def run_compiler(compiler: list[str], source: Path, built: Path, machine_flags: Sequence[str], deadline: float) -> None:
-    """Compile with each of the machine flags until one succeeds. All attempts share one deadline."""
+def run_compiler(compiler: list[str], attempts: Sequence[Sequence[str]], built: Path, deadline: float) -> None:
+    """Compile with each list of arguments until one succeeds. All attempts share one deadline."""
     failure = ""
-    for machine in machine_flags:
+    for arguments in attempts:
         left = max(deadline - monotonic(), 0.0)
-        command = [*compiler, *FLAGS, *([machine] if machine else []), str(source), "-o", str(built), "-lm"]
         try:
-            code, output = _run(command, built.parent, left)
+            code, output = _run([*compiler, *arguments, "-o", str(built)], built.parent, left)
         except subprocess.TimeoutExpired:
             failure = failure or f"it did not end within {left:.0f} s"
             break

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from onepass.backends.compilation import need
 from onepass.backends.cost import torch_cost
-from onepass.backends.family import Backward, Direction, Family, Forward, Launches, TrainingBackward, TrainingForward
+from onepass.backends.family import Backward, Direction, Family, Forward, Launches, Tracking, TrainingBackward, TrainingForward
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -73,10 +73,15 @@ class C(Family):
 
         return minimal.infer(problem)
 
-    def track(self, problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
+    def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
         from . import minimal
 
         return minimal.track(problem)
+
+    def train_track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
+        from . import minimal
+
+        return minimal.train_track(problem)
 
     def train_forward(self, problem: NormProblem, launches: Launches) -> TrainingForward | None:
         from . import minimal

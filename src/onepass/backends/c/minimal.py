@@ -1,21 +1,28 @@
-"""Launchers with little Python code, for calls without the optional operands of core/operands.py."""
+"""Launchers that need little host time, for calls without the optional operands of core/operands.py.
+
+Each is a launcher in C++ (in_cpp.py) once the front door is open. The functions `launch` in this file do the same in Python. They also
+handle the calls that the launcher in C++ hands over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import memmove, memset
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from onepass.backends.family import TrainingBackward, TrainingForward
+from onepass.backends.family import Tracking, TrainingBackward, TrainingForward
+from onepass.backends.front_door import FrontDoor
 from onepass.core.allocate import on_cpu
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.problem import NormProblem
 from onepass.core.statistics import packed_shape, packed_stride
 
+from .in_cpp import described_backward, described_forward
 from .problem import NO_GRADIENTS, Call, check_status, checked_addresses, dense, new_gradient, pack_tensors
 
 
@@ -56,7 +63,7 @@ def infer(problem: NormProblem) -> Callable[..., Tensor] | None:
             check_status(1)
         return y
 
-    return launch
+    return described_forward(call, launch, train=False) or launch
 
 
 def _given_addresses(mean: Tensor | None, var: Tensor | None) -> tuple[int, int]:
@@ -67,31 +74,43 @@ def _given_addresses(mean: Tensor | None, var: Tensor | None) -> tuple[int, int]
     return m, v
 
 
-def track(problem: NormProblem) -> Callable[..., Tensor] | None:
+def track(problem: NormProblem) -> Tracking | None:
     """Return a launcher (x, weight, bias, running_mean, running_var, momentum) -> y that updates the running statistics in place.
 
     Return None if x must be copied, if there is a modulation or a mix of norms, or if the statistics are not one per channel.
     """
-    call = Call(problem)
-    if call.walk.copies or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
-        return None
-    run, packed = call.library.track, call.packed(False, False)
+    return _tracking(problem, False)
 
-    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, momentum: float) -> Tensor:
+
+def train_track(problem: NormProblem) -> Tracking | None:
+    """As `track`, but the launcher returns (y, mean and rstd in one tensor)."""
+    return _tracking(problem, True)
+
+
+def _tracking(problem: NormProblem, train: bool) -> Tracking | None:
+    call = Call(problem)
+    if call.walk.copies or problem.addends or problem.scale or problem.shift or problem.spec.mix or len(problem.stat_shape) != 1:
+        return None
+    run, packed, names = call.library.track, call.packed(False, False), ("input", "weight", "bias", "running_mean", "running_var")
+    stat_shape, stat_stride = packed_shape(problem), packed_stride(problem)
+
+    def launch(x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, momentum: float, /) -> Any:
         y = on_cpu(problem.shape, problem.y_stride, problem.dtype)
         weight, bias = dense(weight), dense(bias)
-        x_at, w, b, m, v = checked_addresses(("input", "weight", "bias", "running_mean", "running_var"), x, weight, bias, mean, var)
-        tensors = pack_tensors(x_at, 0, w, b, 0, 0, 0, 0, 0, y.data_ptr(), 0, *NO_GRADIENTS)
+        x_at, w, b, m, v = checked_addresses(names, x, weight, bias, running_mean, running_var)
+        stats = on_cpu(stat_shape, stat_stride, torch.float32) if train else None
+        mean, rstd = (0, 0) if stats is None else (stats.data_ptr(), stats.data_ptr() + 4 * stat_stride[0])
+        tensors = pack_tensors(x_at, 0, w, b, 0, 0, mean, rstd, 0, y.data_ptr(), 0, *NO_GRADIENTS)
         check_status(run(packed, tensors, call.threads(), m, v, momentum))
-        increment_version((mean, var))  # tells autograd that both tensors were changed in place
-        return y
+        increment_version((running_mean, running_var))  # tells autograd that both tensors were changed in place
+        return (y, stats) if train else y
 
-    return launch
+    return described_forward(call, launch, train, tracks=True) or launch
 
 
 def train_forward(problem: NormProblem) -> TrainingForward | None:
     """Return a launcher (x, weight, bias, mean, var) -> (y, statistics), or None unless `can_train_minimal`."""
-    if not can_train_minimal(problem):
+    if problem.track or not can_train_minimal(problem):
         return None
     call, f32, pack = Call(problem), torch.float32, pack_tensors
     run, threads, small = call.library.forward, call.library.threads, call.small
@@ -128,7 +147,7 @@ def train_forward(problem: NormProblem) -> TrainingForward | None:
             check_status(1)
         return y, stats
 
-    return launch
+    return described_forward(call, launch, train=True) or launch
 
 
 def train_backward(problem: NormProblem) -> TrainingBackward | None:
@@ -175,10 +194,20 @@ def train_backward(problem: NormProblem) -> TrainingBackward | None:
             check_status(1)
         return dx, dweight, dbias
 
-    return launch
+    made: dict[tuple[bool, ...], Callable[..., tuple[Tensor | None, ...]]] = {}
+
+    def launch_in_cpp(
+        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
+    ) -> tuple[Tensor | None, ...]:
+        found = made.get(needs)
+        if found is None:
+            found = made[needs] = described_backward(call, launch, needs, weight, bias)
+        return found(dy, x, weight, bias, statistics)
+
+    return launch_in_cpp if FrontDoor.launcher else launch
 
 
 def can_train_minimal(problem: NormProblem) -> bool:
     """Return whether x, weight, bias and given statistics are the only operands, and x is not copied."""
-    operands = problem.addends or problem.scale or problem.shift or problem.track or problem.spec.mix or problem.from_y
+    operands = problem.addends or problem.scale or problem.shift or problem.spec.mix or problem.from_y
     return not (operands or Call(problem).walk.copies)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from onepass.backends.family import Launches, TrainingBackward
+from onepass.backends.front_door import New
 from onepass.backends.gpu.launch.chain import Chain, Part
 from onepass.backends.gpu.launch.kernel import dense
-from onepass.backends.gpu.launch.prepared import New, prepared
+from onepass.backends.gpu.launch.prepared import prepared
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS
 from onepass.core.operands import Needs
@@ -99,6 +100,5 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
         chain.launch(device, inputs, list(made.values()))  # pyright: ignore[reportArgumentType]
         return tuple(made.get(name) for name in returned)
 
-    code = ", ".join(name if name in gradients else "None" for name in returned)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        return prepared(chain, arguments, outputs, code, careful)
+        return prepared(chain, arguments, outputs, [name if name in gradients else None for name in returned], careful)

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from onepass.backends.family import Launches, Tracking, TrainingForward
+from onepass.backends.front_door import Layout, New
 from onepass.backends.gpu.launch.chain import Part
 from onepass.backends.gpu.launch.kernel import dense
-from onepass.backends.gpu.launch.prepared import Layout, New, prepared
+from onepass.backends.gpu.launch.prepared import prepared
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.running.launch import update_step
 from onepass.core.memory import require_memory
@@ -65,7 +66,7 @@ def infer_extras(problem: NormProblem, launches: Launches) -> Callable[..., tupl
     total = New(problem.shape, problem.stride, problem.dtype)
     outputs = {"y": like_y(problem), "sum": total} if adds else {"y": like_y(problem)}
     layouts = {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else None
-    return prepared(chain, names, outputs, "y, sum" if adds else "y, None", careful, layouts, counters_of(launches))
+    return prepared(chain, names, outputs, ("y", "sum") if adds else ("y", None), careful, layouts, counters_of(launches))
 
 
 def train_forward(problem: NormProblem, launches: Launches) -> TrainingForward | None:
@@ -160,7 +161,7 @@ def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | 
 
     layouts = dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32))
     layouts |= {"x": Layout(problem.stride), "residual": Layout(problem.stride)} if adds else {}
-    returned = ", ".join([*outputs, "sum" if adds else "None"] if extras else outputs)
+    returned = (*outputs, "sum" if adds else None) if extras else tuple(outputs) if train else "y"
     written = outputs | ({"sum": New(problem.shape, problem.stride, problem.dtype)} if adds else {})
     return prepared(chain, arguments, written, returned, careful, layouts, counters_of(launches))
 

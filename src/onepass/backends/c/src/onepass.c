@@ -76,7 +76,8 @@ EXPORT int onepass_track(const Problem *problem, const Tensors *given, int64_t t
     int64_t sets = problem->outer * problem->sets, count = problem->reps * problem->fold * problem->run;
     float *statistics = malloc((size_t)sets * 8);
     if (!statistics) return 1;
-    tensors.mean = statistics, tensors.var = statistics + sets;
+    if (!tensors.mean) tensors.mean = statistics;
+    tensors.var = statistics + sets;
     int failed = onepass_forward(problem, &tensors, threads);
     double unbiased = (double)count / (double)max(count - 1, 1);
     for (int64_t set = 0; set < sets && !failed; set++) {

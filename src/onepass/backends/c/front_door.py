@@ -1,0 +1,63 @@
+"""Compile and load the front door: src/front_door, a Python module in C++. dispatch/front_door.py decides when."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import sysconfig
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onepass.backends.compilation import need
+
+from .build import SOURCES, Recipe, load_or_compile
+from .cache import Unavailable
+from .compiler import CPP
+
+FOLDER = SOURCES / "front_door"
+FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+STANDARDS = ("-std=c++20", "-std=c++17")  # torch's headers need C++20 since version 2.13 or so; older compilers know C++17 only
+LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
+
+
+def load(may_compile: bool) -> Any:
+    """Return the module. Raise `Unavailable` if it is not in the cache, and cannot or may not be compiled."""
+    need("front door")
+    library = load_or_compile(RECIPE, may_compile)
+    make = ctypes.PyDLL(library._name, handle=library._handle).onepass_front_door
+    make.restype = ctypes.py_object
+    return make()
+
+
+def compile_only() -> None:
+    """Compile the module into the cache, at low priority. For a process of its own."""
+    os.nice(10)
+    load_or_compile(RECIPE)
+
+
+def _key() -> str:
+    """Return a hash of the sources and of what the compiled code depends on: the versions of torch and Python, and the machine."""
+    try:
+        sources = [path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
+    except OSError as error:
+        raise Unavailable(f"the C++ sources cannot be read: {error}") from None
+    versions = torch.__version__, torch.version.git_version, sys.version, sysconfig.get_config_var("SOABI")
+    words = [*sources, *FLAGS, *STANDARDS, *versions, platform.system(), platform.machine(), *os.environ.get("CXX", "").split()[1:]]
+    return sha256("\n".join(map(str, words)).encode(errors="surrogateescape")).hexdigest()[:24]
+
+
+def _attempts() -> list[list[str]]:
+    folder = Path(torch.__file__).parent
+    headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include")]
+    if not (Path(headers[-1]) / "Python.h").is_file():
+        raise Unavailable(f"Python's headers are missing from {headers[-1]}: install them (python3-dev)")
+    before, after = [f"-I{path}" for path in headers], [str(FOLDER / "front_door.cpp"), f"-L{folder / 'lib'}", *LIBRARIES]
+    return [[*FLAGS, standard, *before, *after] for standard in STANDARDS]
+
+
+RECIPE = Recipe("front-door", "front-door-lock", "the C++ front door", 25, CPP, ("onepass_front_door",), _key, _attempts)

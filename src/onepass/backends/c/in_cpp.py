@@ -1,0 +1,102 @@
+"""The launchers of minimal.py in C++. This file describes them for backends/front_door.py."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onepass.backends.front_door import At, CStep, Launcher, Layout, New, launcher
+from onepass.core.allocate import on_cpu, on_cpu_unfilled
+from onepass.core.statistics import packed_shape, packed_stride
+from onepass.core.view import contiguous_stride
+
+from .problem import Call
+
+# The fields of struct Tensors in src/problem.h, in their order.
+FIELDS = (
+    "x", "residual", "weight", "bias", "scale", "shift", "mean", "rstd", "var", "y", "sum",
+    "dy", "dsum", "dx", "dweight", "dbias", "dscale", "dshift", "c1", "c2",
+)  # fmt: skip
+FORWARD, TRACK, BACKWARD = range(3)
+PARAMETER = Layout(contiguous=True)
+ALLOCATE = on_cpu, on_cpu_unfilled()
+
+
+def described_forward(call: Call, careful: Callable[..., Any], train: bool, tracks: bool = False) -> Launcher | None:
+    """Return `infer`, `train_forward`, `track` or `train_track` of minimal.py in C++, or None if the front door is closed."""
+    problem, library = call.problem, call.library
+    statistic = Layout(problem.stat_stride, problem.stat_shape, torch.float32)
+    inputs = {"x": Layout()} | _parameters(problem)
+    fields, outputs, copies = {name: At(name) for name in inputs}, {"y": New(problem.shape, problem.y_stride, problem.dtype)}, []
+    running = ("mean", "var") if problem.given else ("running_mean", "running_var")
+    if train:
+        outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
+        fields["rstd"] = At("statistics", 4 * packed_stride(problem)[0])
+        if problem.given:  # save a copy of the mean: running statistics may change before the backward
+            copies.append((At("mean") if problem.spec.centered else None, At("statistics")))
+        elif problem.spec.centered:
+            fields["mean"] = At("statistics")
+    if problem.given:
+        given = running if problem.spec.centered else running[1:]
+        inputs |= dict.fromkeys(given, statistic)
+        fields |= {name: At(name) for name in given}
+    if tracks:
+        inputs |= dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32))
+    fields["y"] = At("y")
+    step = CStep(
+        TRACK if tracks else FORWARD,
+        _address(library.track if tracks else library.forward),
+        call.packed(problem.given, False),
+        _tensors(fields),
+        None if call.small else library.threads,
+        copies,
+        4 * prod(problem.stat_shape),
+        (At(running[0]), At(running[1])) if tracks else (None, None),
+        5 if tracks else -1,
+    )
+    more = running if tracks or problem.given or not train else ()
+    arguments = "x", "weight", "bias", *more, *["momentum"] * tracks
+    returned = ("y", "statistics") if train else "y"
+    return launcher(careful, -1, arguments, inputs, outputs, ALLOCATE, returned, c_step=step, changed=running if tracks else ())
+
+
+def described_backward(
+    call: Call, careful: Callable[..., Any], needs: tuple[bool, ...], weight: Tensor | None, bias: Tensor | None
+) -> Launcher:
+    """Return `train_backward` of minimal.py in C++, for these gradients. It reads only shapes and dtypes from weight and bias."""
+    problem, second = call.problem, 4 * packed_stride(call.problem)[0]
+    inputs = {"dy": Layout(), "x": Layout()} | _parameters(problem) | {"statistics": Layout()}
+    outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)} if needs[0] else {}
+    for name, param, needed in (("dweight", weight, needs[1]), ("dbias", bias, needs[2])):
+        if param is not None and needed:
+            outputs[name] = New(tuple(param.shape), contiguous_stride(tuple(param.shape)), param.dtype)
+    fields = {name: At(name) for name in (*inputs, *outputs) if name != "statistics"}
+    fields |= {"mean": At("statistics")} if problem.spec.centered else {}
+    fields["rstd"] = At("statistics", second)
+    threads, packed = None if call.small else call.library.threads, call.packed(problem.given, False)
+    step = CStep(BACKWARD, _address(call.library.backward), packed, _tensors(fields), threads)
+    arguments = "dy", "x", "weight", "bias", "statistics"
+    returned = [name if name in outputs else None for name in ("dx", "dweight", "dbias")]
+
+    def with_needs(*tensors: Tensor | None) -> Any:
+        return careful(*tensors, needs)
+
+    found = launcher(with_needs, -1, arguments, inputs, outputs, ALLOCATE, returned, c_step=step)
+    return found or with_needs
+
+
+def _parameters(problem: Any) -> dict[str, Layout]:
+    return {name: PARAMETER for name in ("weight", "bias") if getattr(problem, name) is not None}
+
+
+def _tensors(fields: dict[str, At]) -> Sequence[At | None]:
+    return [fields.get(name) for name in FIELDS]
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0

@@ -1,0 +1,18 @@
+/* A Python module for the two places where Python itself takes longer than a small norm: the graph of autograd, and a launch. */
+
+#include "launcher.h"
+#include "node.h"
+
+namespace {
+
+PyMethodDef methods[] = {
+    {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(onepass::apply)), METH_FASTCALL, nullptr},
+    {"launcher", onepass::launcher, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "onepass_front_door", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) PyObject* onepass_front_door() {
+  return PyModule_Create(&definition);
+}

@@ -1,0 +1,331 @@
+/* Launches prepared kernels on the tensors of a call, with little host time. backends/front_door.py describes the arguments.
+
+   A launcher handles only the usual case. It hands every other call to the Python function `careful`, which computes the same. */
+#pragma once
+
+#include "python.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/Dtype.h>
+
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace onepass {
+
+using Integers = std::vector<int64_t>;
+using Addresses = c10::SmallVector<uintptr_t, 24>;
+
+inline Integers integers(const pybind11::handle& values) {
+  return values.cast<Integers>();
+}
+
+// A tensor that a call passes, and what it must be like.
+struct Input {
+  Py_ssize_t argument;
+  bool contiguous;
+  std::optional<Integers> stride, shape;
+  std::optional<at::ScalarType> dtype;
+
+  explicit Input(const pybind11::tuple& given)
+      : argument(given[0].cast<Py_ssize_t>()), contiguous(given[1].cast<bool>()) {
+    if (!given[2].is_none()) {
+      stride = integers(given[2]);
+    }
+    if (!given[3].is_none()) {
+      shape = integers(given[3]);
+    }
+    if (!given[4].is_none()) {
+      TORCH_CHECK_TYPE(THPDtype_Check(given[4].ptr()), "expected a dtype");
+      dtype = reinterpret_cast<THPDtype*>(given[4].ptr())->scalar_type;
+    }
+  }
+
+  bool fits(const at::Tensor& t, const at::Device& device) const {
+    return t.device() == device && !(contiguous && !t.is_contiguous()) && !(stride && t.strides() != *stride) &&
+        !(shape && t.sizes() != *shape) && !(dtype && t.scalar_type() != *dtype);
+  }
+};
+
+// An address: that of a tensor, plus an offset in bytes. Tensors are numbered: inputs, then outputs, then counters.
+struct Address {
+  Py_ssize_t tensor;
+  int64_t offset;
+
+  static Address of(const pybind11::handle& given) {
+    const auto pair = given.cast<pybind11::tuple>();
+    return {pair[0].cast<Py_ssize_t>(), pair[1].cast<int64_t>()};
+  }
+
+  uintptr_t in(const Addresses& addresses) const {
+    return tensor < 0 ? 0 : addresses[tensor] + static_cast<uintptr_t>(offset);
+  }
+};
+
+// An argument of a step: a constant, an address, the stream, or a tuple of arguments.
+struct Argument {
+  enum Kind { CONSTANT, ADDRESS, STREAM, DESCRIPTOR, TUPLE } kind;
+  object constant;
+  Address address{-1, 0};
+  std::vector<Argument> parts;
+
+  static Argument of(const pybind11::handle& given) {
+    const auto pair = given.cast<pybind11::tuple>();
+    Argument made{static_cast<Kind>(pair[0].cast<int>()), {}, {-1, 0}, {}};
+    if (made.kind == ADDRESS) {
+      made.address = Address::of(pair[1]);
+    } else if (made.kind == TUPLE) {
+      for (const auto& part : pair[1].cast<pybind11::tuple>()) {
+        made.parts.push_back(of(part));
+      }
+    } else {
+      made.constant = reinterpret_borrow<object>(pair[1]);
+    }
+    return made;
+  }
+
+  object value(const Addresses& addresses, const object& stream, PyObject* first) const {
+    switch (kind) {
+      case CONSTANT:
+        return constant;
+      case ADDRESS:
+        return own(PyLong_FromUnsignedLongLong(address.in(addresses)));
+      case STREAM:
+        return stream;
+      case DESCRIPTOR:
+        return own(PyObject_CallOneArg(constant.ptr(), first));
+      default: {
+        object made = own(PyTuple_New(static_cast<Py_ssize_t>(parts.size())));
+        for (size_t i = 0; i < parts.size(); ++i) {
+          PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), parts[i].value(addresses, stream, first).release().ptr());
+        }
+        return made;
+      }
+    }
+  }
+};
+
+// A call of a Python function, which launches a GPU kernel.
+struct PythonStep {
+  object function;
+  std::vector<Argument> arguments;
+};
+
+// A call of a C kernel: onepass_forward, onepass_track or onepass_backward of src/onepass.c.
+struct CStep {
+  enum Kind { FORWARD, TRACK, BACKWARD } kind;
+  void* function;
+  std::string problem;
+  std::vector<Address> tensors;  // one for each field of struct Tensors
+  std::vector<std::pair<Address, Address>> copies;  // from, to: copied before the call; without `from`, zeros are written
+  size_t copied_bytes;
+  object threads;  // None for one thread, or a function that returns their number
+  Address running[2];
+  Py_ssize_t momentum;  // the argument that has it
+
+  // Return whether the kernel ran.
+  bool run(const Addresses& addresses, PyObject* const* given) const {
+    std::vector<uintptr_t> pointers;
+    pointers.reserve(tensors.size());
+    for (const auto& tensor : tensors) {
+      pointers.push_back(tensor.in(addresses));
+    }
+    for (const auto& [from, to] : copies) {
+      void* target = reinterpret_cast<void*>(to.in(addresses));
+      if (from.tensor < 0) {
+        std::memset(target, 0, copied_bytes);
+      } else {
+        std::memcpy(target, reinterpret_cast<const void*>(from.in(addresses)), copied_bytes);
+      }
+    }
+    int64_t count = 1;
+    if (!threads.is_none()) {
+      count = own(PyObject_CallNoArgs(threads.ptr())).cast<int64_t>();
+    }
+    const double factor = kind == TRACK ? PyFloat_AsDouble(given[momentum]) : 0.0;
+    const void *packed = problem.data(), *fields = pointers.data();
+    pybind11::gil_scoped_release others_may_run;
+    switch (kind) {
+      case FORWARD:
+        return !reinterpret_cast<int (*)(const void*, const void*, int64_t)>(function)(packed, fields, count);
+      case BACKWARD:
+        return !reinterpret_cast<int (*)(const void*, const void*, int64_t, int64_t)>(function)(packed, fields, count, 1);
+      default:
+        return !reinterpret_cast<int (*)(const void*, const void*, int64_t, float*, float*, double)>(function)(
+            packed,
+            fields,
+            count,
+            reinterpret_cast<float*>(running[0].in(addresses)),
+            reinterpret_cast<float*>(running[1].in(addresses)),
+            factor);
+    }
+  }
+};
+
+struct Launcher {
+  object careful;
+  at::Device device{at::kCPU};
+  Py_ssize_t number = 0;  // of arguments
+  uintptr_t lowest = 0, alignment = 1;
+  std::vector<Input> inputs;
+  object allocate_filled, allocate_unfilled;
+  std::vector<std::vector<object>> outputs;  // the arguments of these two functions
+  object stream_of, device_number;  // functions and arguments for the stream and the counters of a GPU
+  object counters_of;
+  std::vector<PythonStep> python_steps;
+  std::optional<CStep> c_step;
+  std::vector<Py_ssize_t> changed;  // arguments that the kernels change
+  std::vector<Py_ssize_t> returned;  // outputs; -1 is None
+  bool returns_tuple = false;
+
+  object launch(PyObject* const* arguments) const {
+    auto hand_over = [&] { return own(PyObject_Vectorcall(careful.ptr(), arguments, number, nullptr)); };
+    if (device.is_cuda() && c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
+      return hand_over();
+    }
+    Addresses addresses;
+    uintptr_t bits = 0;
+    for (const auto& input : inputs) {
+      PyObject* given = arguments[input.argument];
+      if (!THPVariable_Check(given)) {
+        return hand_over();
+      }
+      const auto& t = THPVariable_Unpack(given);
+      if (!input.fits(t, device)) {
+        return hand_over();
+      }
+      const auto at = reinterpret_cast<uintptr_t>(t.data_ptr());
+      if (at < lowest) {
+        return hand_over();
+      }
+      bits |= at;
+      addresses.push_back(at);
+    }
+    object stream;
+    if (!stream_of.is_none()) {
+      stream = own(PyObject_CallOneArg(stream_of.ptr(), device_number.ptr()));
+    }
+    const object& allocate = at::globalContext().deterministicAlgorithms() ? allocate_filled : allocate_unfilled;
+    c10::SmallVector<object, 6> made;
+    for (const auto& output : outputs) {
+      made.push_back(call(allocate.ptr(), output));
+    }
+    if (!counters_of.is_none()) {
+      made.push_back(call(counters_of.ptr(), std::vector<object>{device_number, stream}));
+    }
+    for (const auto& t : made) {
+      const auto at = reinterpret_cast<uintptr_t>(THPVariable_Unpack(t.ptr()).data_ptr());
+      bits |= at;
+      addresses.push_back(at);
+    }
+    if (bits % alignment) {
+      return hand_over();
+    }
+    if (c_step && !c_step->run(addresses, arguments)) {
+      return hand_over();
+    }
+    for (const auto& step : python_steps) {
+      c10::SmallVector<object, 32> values;
+      for (const auto& argument : step.arguments) {
+        values.push_back(argument.value(addresses, stream, arguments[inputs[0].argument]));
+      }
+      call(step.function.ptr(), values);
+    }
+    for (const auto argument : changed) {
+      THPVariable_Unpack(arguments[argument]).unsafeGetTensorImpl()->bump_version();
+    }
+    if (!returns_tuple) {
+      return made[returned[0]];
+    }
+    object found = own(PyTuple_New(static_cast<Py_ssize_t>(returned.size())));
+    for (size_t i = 0; i < returned.size(); ++i) {
+      object value = returned[i] < 0 ? pybind11::none() : made[returned[i]];
+      PyTuple_SET_ITEM(found.ptr(), static_cast<Py_ssize_t>(i), value.release().ptr());
+    }
+    return found;
+  }
+};
+
+constexpr const char* LAUNCHER = "onepass.launcher";
+
+inline PyObject* launch(PyObject* capsule, PyObject* const* arguments, Py_ssize_t number) {
+  HANDLE_TH_ERRORS
+  const auto* launcher = static_cast<const Launcher*>(PyCapsule_GetPointer(capsule, LAUNCHER));
+  TORCH_CHECK_TYPE(number == launcher->number, "expected ", launcher->number, " arguments, got ", number);
+  return launcher->launch(arguments).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+inline PyMethodDef launch_method = {"launch", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(launch)), METH_FASTCALL, nullptr};
+
+// launcher(description) -> function. The description is a dictionary.
+inline PyObject* launcher(PyObject*, PyObject* given) {
+  HANDLE_TH_ERRORS
+  const auto from = reinterpret_borrow<pybind11::dict>(given);
+  auto made = std::make_unique<Launcher>();
+  made->careful = from["careful"];
+  const auto index = from["device"].cast<int>();
+  made->device = index < 0 ? at::Device(at::kCPU) : at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
+  made->device_number = from["device"];
+  made->number = from["number"].cast<Py_ssize_t>();
+  made->lowest = from["lowest"].cast<uintptr_t>();
+  made->alignment = from["alignment"].cast<uintptr_t>();
+  for (const auto& input : from["inputs"].cast<pybind11::tuple>()) {
+    made->inputs.emplace_back(input.cast<pybind11::tuple>());
+  }
+  made->allocate_filled = from["allocate"].cast<pybind11::tuple>()[0];
+  made->allocate_unfilled = from["allocate"].cast<pybind11::tuple>()[1];
+  for (const auto& output : from["outputs"].cast<pybind11::tuple>()) {
+    made->outputs.push_back(output.cast<std::vector<object>>());
+  }
+  made->stream_of = from["stream_of"];
+  made->counters_of = from["counters_of"];
+  for (const auto& step : from["steps"].cast<pybind11::tuple>()) {
+    const auto pair = step.cast<pybind11::tuple>();
+    PythonStep one{pair[0], {}};
+    for (const auto& argument : pair[1].cast<pybind11::tuple>()) {
+      one.arguments.push_back(Argument::of(argument));
+    }
+    made->python_steps.push_back(std::move(one));
+  }
+  if (!from["c"].is_none()) {
+    const auto c = from["c"].cast<pybind11::dict>();
+    CStep step{};
+    step.kind = static_cast<CStep::Kind>(c["kind"].cast<int>());
+    step.function = reinterpret_cast<void*>(c["function"].cast<uintptr_t>());
+    step.problem = c["problem"].cast<std::string>();
+    for (const auto& tensor : c["tensors"].cast<pybind11::tuple>()) {
+      step.tensors.push_back(Address::of(tensor));
+    }
+    for (const auto& copy : c["copies"].cast<pybind11::tuple>()) {
+      const auto pair = copy.cast<pybind11::tuple>();
+      step.copies.emplace_back(Address::of(pair[0]), Address::of(pair[1]));
+    }
+    step.copied_bytes = c["copied_bytes"].cast<size_t>();
+    step.threads = c["threads"];
+    for (int i = 0; i < 2; ++i) {
+      step.running[i] = Address::of(c["running"].cast<pybind11::tuple>()[i]);
+    }
+    step.momentum = c["momentum"].cast<Py_ssize_t>();
+    made->c_step = std::move(step);
+  }
+  made->changed = from["changed"].cast<std::vector<Py_ssize_t>>();
+  made->returns_tuple = PyTuple_Check(from["returned"].cast<object>().ptr());
+  if (made->returns_tuple) {
+    made->returned = from["returned"].cast<std::vector<Py_ssize_t>>();
+  } else {
+    made->returned = {from["returned"].cast<Py_ssize_t>()};
+  }
+  object capsule = own(PyCapsule_New(made.release(), LAUNCHER, [](PyObject* dead) {
+    delete static_cast<Launcher*>(PyCapsule_GetPointer(dead, LAUNCHER));
+  }));
+  return PyCFunction_New(&launch_method, capsule.ptr());
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace onepass

@@ -1,0 +1,154 @@
+/* An autograd function like torch.autograd.Function, which needs a fraction of its host time. dispatch/node.py has the same in
+   Python, and describes the arguments. Python code computes. This file saves tensors, and links the result to the graph. */
+#pragma once
+
+#include "python.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace onepass {
+
+using namespace torch::autograd;
+
+class OnepassNormBackward final : public Node {
+ public:
+  OnepassNormBackward(object backward, object state) : backward_(std::move(backward)), state_(std::move(state)) {}
+
+  ~OnepassNormBackward() override {
+    if (!Py_IsInitialized()) {  // Python's objects are gone
+      backward_.release();
+      state_.release();
+      return;
+    }
+    pybind11::gil_scoped_acquire gil;
+    backward_ = {};
+    state_ = {};
+  }
+
+  std::string name() const override {
+    return "OnepassNormBackward";
+  }
+
+  void save(const Variable& tensor) {
+    const bool is_output = tensor.defined() && tensor.grad_fn().get() == this;
+    is_output_.push_back(is_output);
+    saved_.emplace_back(tensor, is_output);
+  }
+
+  variable_list apply(variable_list&& gradients) override {
+    pybind11::gil_scoped_acquire gil;
+    const size_t count = num_outputs();
+    c10::SmallVector<object, 12> arguments{state_, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
+    for (size_t i = 0; i < count; ++i) {
+      PyTuple_SET_ITEM(arguments[1].ptr(), static_cast<Py_ssize_t>(i), PyBool_FromLong(task_should_compute_output(i)));
+    }
+    for (const auto& gradient : gradients) {
+      arguments.push_back(own(THPVariable_Wrap(gradient)));
+    }
+    if (gradients[0].defined()) {
+      const auto self = getptr();
+      for (const auto& tensor : saved_) {
+        arguments.push_back(own(THPVariable_Wrap(tensor.unpack(self))));
+      }
+    }
+    const object found = call(backward_.ptr(), arguments);
+    TORCH_CHECK_TYPE(
+        PyTuple_Check(found.ptr()) && PyTuple_GET_SIZE(found.ptr()) == static_cast<Py_ssize_t>(count),
+        "a backward must return a tuple with a gradient, or None, for each input");
+    variable_list result;
+    result.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      result.push_back(tensor_or_undefined(PyTuple_GET_ITEM(found.ptr(), static_cast<Py_ssize_t>(i))));
+    }
+    return result;
+  }
+
+  void release_variables() override {
+    for (auto& tensor : saved_) {
+      tensor.reset_data();
+    }
+  }
+
+  // Compiled autograd calls the next two, in order to trace `apply` with fake tensors.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));
+    args.collect(reinterpret_cast<uint64_t>(state_.ptr()));
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      args.collect(saved_[i], is_output_[i]);
+    }
+  }
+
+  variable_list apply_with_saved(const variable_list& inputs, torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    for (auto& tensor : saved_) {
+      swap.before(tensor);
+    }
+    variable_list result = apply(variable_list(inputs));
+    for (auto& tensor : saved_) {
+      swap.after(tensor);
+    }
+    return result;
+  }
+
+ private:
+  object backward_;
+  object state_;
+  std::vector<SavedVariable> saved_;
+  std::vector<bool> is_output_;  // of the saved tensors
+};
+
+// torch owned nodes by std::shared_ptr up to version 2.12 or so, and by c10::intrusive_ptr since then.
+template <class Pointer = decltype(Edge::function)>
+Pointer own_node(OnepassNormBackward* node) {
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
+    return Pointer(node, [](auto* unused) { deleteNode(unused); });  // frees long graphs without recursion
+  } else {
+    return Pointer::unsafe_steal_from_new(node);
+  }
+}
+
+// apply(forward, backward, state, *inputs) -> outputs
+inline PyObject* apply(PyObject*, PyObject* const* arguments, Py_ssize_t number) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(number >= 4, "expected forward, backward, state and at least one input, got ", number, " arguments");
+  object found;
+  {
+    const at::AutoGradMode no_graph(false);
+    found = own(PyObject_Vectorcall(arguments[0], arguments + 2, number - 2, nullptr));
+  }
+  TORCH_CHECK_TYPE(
+      PyTuple_Check(found.ptr()) && PyTuple_GET_SIZE(found.ptr()) == 3,
+      "a forward must return its outputs, how many of them have gradients, and the tensors to save");
+  PyObject* outputs = PyTuple_GET_ITEM(found.ptr(), 0);
+  const auto differentiable = PyLong_AsSsize_t(PyTuple_GET_ITEM(found.ptr(), 1));
+  PyObject* saved = PyTuple_GET_ITEM(found.ptr(), 2);
+
+  auto* made = new OnepassNormBackward(
+      reinterpret_borrow<object>(arguments[1]), reinterpret_borrow<object>(arguments[2]));
+  const auto node = own_node(made);
+  edge_list edges;
+  edges.reserve(number - 3);
+  for (Py_ssize_t i = 3; i < number; ++i) {
+    const Variable input = tensor_or_undefined(arguments[i]);
+    edges.push_back(input.defined() ? impl::gradient_edge(input) : Edge());
+  }
+  node->set_next_edges(std::move(edges));
+  for (Py_ssize_t i = 0; i < differentiable; ++i) {
+    set_history(tensor_or_undefined(PyTuple_Check(outputs) ? PyTuple_GET_ITEM(outputs, i) : outputs), node);
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(saved); ++i) {
+    made->save(tensor_or_undefined(PyTuple_GET_ITEM(saved, i)));
+  }
+  Py_INCREF(outputs);
+  return outputs;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace onepass

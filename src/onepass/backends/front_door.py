@@ -1,0 +1,148 @@
+"""Launchers in C++, which need little host time. They are there once the front door is open.
+
+The front door is a Python module in C++: `apply` and `launcher`. backends/c compiles it, and dispatch/front_door.py opens it, by
+setting `FrontDoor`. Until then, and where it cannot be compiled, Python does the same work.
+
+`launcher` in this file describes a launch to the C++ code (backends/c/src/front_door/launcher.h). In each call a launcher checks its
+inputs, allocates its outputs, and runs its steps. It handles only the usual case. It hands all other calls to `careful`, a Python
+function that computes the same: if a tensor is on another device, has another layout or has no memory, or if an address is not aligned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from onepass.core.memory import LOWEST
+
+Launcher = Callable[..., Any]
+
+
+class FrontDoor:
+    """The functions of the module in C++, or None while it is closed."""
+
+    apply: Callable[..., Any] | None = None
+    launcher: Callable[[dict[str, Any]], Launcher] | None = None
+
+
+class New(NamedTuple):
+    """An output, which each call allocates."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Layout(NamedTuple):
+    """The strides, shape and dtype that an input must have. None allows any."""
+
+    stride: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    contiguous: bool = False
+
+
+@dataclass(frozen=True)
+class At:
+    """The address of a tensor, plus an offset in bytes."""
+
+    tensor: str
+    offset: int = 0
+
+
+class Stream:
+    """Stands for the current stream in the arguments of a step."""
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """Stands for `function(first input)` in the arguments of a step."""
+
+    function: Callable[..., Any]
+
+
+class CStep(NamedTuple):
+    """A call of a C kernel. The names are those of launcher.h."""
+
+    kind: int  # 0: onepass_forward, 1: onepass_track, 2: onepass_backward
+    function: int  # its address
+    problem: bytes
+    tensors: Sequence[At | None]  # one for each field of struct Tensors
+    threads: Callable[[], int] | None  # None: one thread
+    copies: Sequence[tuple[At | None, At]] = ()  # from, to: copied before the call; without `from`, zeros are written
+    copied_bytes: int = 0
+    running: tuple[At | None, At | None] = (None, None)
+    momentum: int = -1  # the place of the momentum among the arguments
+
+
+def launcher(
+    careful: Launcher,
+    device: int,
+    arguments: Sequence[str],
+    inputs: Mapping[str, Layout],
+    outputs: Mapping[str, New],
+    allocate: tuple[Callable[..., Any], Callable[..., Any]],
+    returned: str | Sequence[str | None],
+    *,
+    steps: Sequence[tuple[Callable[..., Any], Sequence[Any]]] = (),
+    c_step: CStep | None = None,
+    alignment: int = 1,
+    stream_of: Callable[[int], int] | None = None,
+    counters_of: Callable[[int, int], Any] | None = None,
+    changed: Sequence[str] = (),
+) -> Launcher | None:
+    """Return a function that takes the `arguments` and returns the outputs in `returned`, or None if the front door is closed.
+
+    `device` is the number of a GPU, or -1 for the CPU. `allocate` has two functions for new tensors. The first is for torch's
+    deterministic mode, in which new memory is filled. Arguments of steps may be At, Stream or Descriptor, also inside tuples.
+    Among the tensors that steps name, "counters" is what `counters_of(device, stream)` returns.
+    """
+    if FrontDoor.launcher is None:
+        return None
+    numbers = {name: number for number, name in enumerate((*inputs, *outputs, "counters"))}
+    made = list(outputs)
+    description: dict[str, Any] = {
+        "careful": careful,
+        "device": device,
+        "number": len(arguments),
+        "lowest": LOWEST,
+        "alignment": alignment,
+        "inputs": tuple((arguments.index(name), like.contiguous, *like[:3]) for name, like in inputs.items()),
+        "allocate": allocate,
+        "outputs": tuple(tuple(new) for new in outputs.values()),
+        "stream_of": stream_of,
+        "counters_of": counters_of,
+        "steps": tuple((function, tuple(_argument(value, numbers) for value in values)) for function, values in steps),
+        "c": None if c_step is None else _c_step(c_step, numbers),
+        "changed": [arguments.index(name) for name in changed],
+        "returned": made.index(returned) if isinstance(returned, str) else tuple(-1 if n is None else made.index(n) for n in returned),
+    }
+    return FrontDoor.launcher(description)
+
+
+def _argument(value: Any, numbers: Mapping[str, int]) -> tuple[int, Any]:
+    """Return (kind, value) of an argument, with the numbers of `Argument` in launcher.h."""
+    if isinstance(value, At):
+        return 1, _at(value, numbers)
+    if value is Stream:
+        return 2, None
+    if isinstance(value, Descriptor):
+        return 3, value.function
+    if type(value) is tuple and any(isinstance(part, (At, Descriptor, tuple)) or part is Stream for part in value):
+        return 4, tuple(_argument(part, numbers) for part in value)
+    return 0, value
+
+
+def _c_step(step: CStep, numbers: Mapping[str, int]) -> dict[str, Any]:
+    return step._asdict() | {
+        "tensors": tuple(_at(at, numbers) for at in step.tensors),
+        "copies": tuple((_at(source, numbers), _at(target, numbers)) for source, target in step.copies),
+        "running": tuple(_at(at, numbers) for at in step.running),
+    }
+
+
+def _at(at: At | None, numbers: Mapping[str, int]) -> tuple[int, int]:
+    return (-1, 0) if at is None else (numbers[at.tensor], at.offset)

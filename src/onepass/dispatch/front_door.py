@@ -1,0 +1,98 @@
+"""Opens the front door: the autograd function and the launchers in C++ (backends/front_door.py).
+
+The first norm of a process looks for the compiled module in the cache. If it is not there, another process compiles it, once per
+machine and version of torch. It goes on if this process ends. Until it is done, Python does the same work. Both give the same results.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+from onepass.backends.c import front_door
+from onepass.backends.c.cache import Unavailable
+from onepass.backends.compilation import LOGGER
+from onepass.backends.front_door import FrontDoor
+
+from .node import Node
+
+VARIABLE = "ONEPASS_FRONT_DOOR"
+_COMPILE = "from onepass.backends.c import front_door; front_door.compile_only()"
+
+
+class State:
+    started = False
+    reason = "no norm was computed yet"  # why Python does the work; "" once the front door is open
+    listeners: ClassVar[list[Callable[[], None]]] = []  # called when it opens or closes after the first norm
+
+
+def start() -> None:
+    """Open the front door if it is compiled. Otherwise, compile it in the background. Only the first call does something."""
+    if State.started:
+        return
+    State.started = True
+    if not _open(may_compile=False) and not _forbidden():
+        threading.Thread(target=_compile_apart, name="onepass-front-door", daemon=True).start()
+
+
+def open_now() -> str:
+    """Open the front door, and compile it first if necessary. Return "", or the reason why it stays closed."""
+    State.started = True
+    if State.reason and _open(may_compile=True):
+        _tell()
+    return State.reason
+
+
+def close() -> None:
+    """Let Python do the work, also in later calls. For tests and comparisons."""
+    State.started, State.reason = True, "it was closed"
+    Node.apply, FrontDoor.launcher = Node.in_python, None
+    _tell()
+
+
+def _tell() -> None:
+    for listener in State.listeners:
+        listener()
+
+
+def _forbidden() -> bool:
+    return os.environ.get(VARIABLE) == "off"
+
+
+def _open(may_compile: bool) -> bool:
+    """Return whether the front door is open now."""
+    if _forbidden():
+        State.reason = f"{VARIABLE}=off"
+        return False
+    try:
+        module = front_door.load(may_compile)
+        Node.apply, FrontDoor.launcher = module.apply, module.launcher
+        State.reason = ""
+    except Exception as error:  # also a library that does not fit: Python can still do the work
+        State.reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+    return not State.reason
+
+
+def _compile_apart() -> None:
+    """Compile in another process, and then open the front door."""
+    if not os.path.basename(sys.executable or "").startswith("python"):
+        State.reason = f"{sys.executable!r} is not Python, so no process was started to compile it: call onepass.precompile"
+        return
+    LOGGER.info("compiling the C++ front door in the background; until then small norms take more host time")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    nothing = subprocess.DEVNULL
+    command = [sys.executable, "-c", _COMPILE]
+    try:
+        subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True, check=False)
+    except OSError as error:
+        State.reason = str(error)
+        return
+    if State.reason and _open(may_compile=False):
+        _tell()
+        LOGGER.info("compiled the C++ front door")
+    elif State.reason:
+        LOGGER.info("the C++ front door could not be compiled; `onepass precompile` shows why")
