@@ -1,6 +1,6 @@
 """Launchers in C++, which need little host time. They are there once the front door is open.
 
-The front door is a Python module in C++: `apply` and `launcher`. backends/c compiles it, and dispatch/front_door.py opens it, by
+The front door is a Python module in C++. backends/c compiles it, and dispatch/front_door.py opens it, by
 setting `FrontDoor`. Until then, and where it cannot be compiled, Python does the same work.
 
 `launcher` in this file describes a launch to the C++ code (backends/c/src/front_door/launcher.h). In each call a launcher checks its
@@ -24,8 +24,9 @@ Launcher = Callable[..., Any]
 class FrontDoor:
     """The functions of the module in C++, or None while it is closed."""
 
-    apply: Callable[..., Any] | None = None
     launcher: Callable[[dict[str, Any]], Launcher] | None = None
+    memory: Any = None  # a function that returns an empty list for `remember`, see src/front_door/remembered.h
+    remember: Callable[..., None] | None = None
 
 
 class New(NamedTuple):

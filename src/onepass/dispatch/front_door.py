@@ -50,7 +50,7 @@ def open_now() -> str:
 def close() -> None:
     """Let Python do the work, also in later calls. For tests and comparisons."""
     State.started, State.reason = True, "it was closed"
-    Node.apply, FrontDoor.launcher = Node.in_python, None
+    Node.apply, FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = Node.in_python, None, None, None
     _tell()
 
 
@@ -70,7 +70,8 @@ def _open(may_compile: bool) -> bool:
         return False
     try:
         module = front_door.load(may_compile)
-        Node.apply, FrontDoor.launcher = module.apply, module.launcher
+        FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = module.launcher, module.remember, module.memory
+        Node.apply = module.apply
         State.reason = ""
     except Exception as error:  # also a library that does not fit: Python can still do the work
         State.reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"

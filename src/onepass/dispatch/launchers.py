@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, Tracking, TrainingBackward, TrainingForward
+from onepass.backends.front_door import FrontDoor
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
@@ -125,6 +126,17 @@ def bias_is_not_read(spec: NormSpec, weight: Tensor | None, bias: Tensor | None,
     return weight.dtype == bias.dtype and weight.shape == bias.shape
 
 
+class Again(NamedTuple):
+    """How the autograd function in C++ runs a backward again, for tensors like these (src/front_door/remembered.h)."""
+
+    needs: tuple[bool, ...]  # which inputs of the forward need a gradient
+    tensors: tuple[Tensor | None, ...]  # the gradients of the outputs, and the saved tensors
+    launch: Callable[..., Any] | None
+    arguments: tuple[int, ...]  # of `launch`: places among the tensors, -1 for None
+    last_argument: Any
+    results: tuple[int, ...]  # for each input, the place of its gradient among the results of `launch`, -1 for None
+
+
 class Launchers:
     """The launchers of one kind of call, each made on first use."""
 
@@ -135,6 +147,7 @@ class Launchers:
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save
         self.packed: list[Any] | None = None  # the same for calls that save mean and rstd in one tensor
         self.checked: dict[int, tuple[Same, ...]] = {}  # number of tensors -> comparisons with tensors that a backward has checked
+        self.remembered = FrontDoor.memory() if FrontDoor.memory else None  # the same comparisons for the autograd function in C++, or None
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
         self._family = family_named(self.plan.family)
@@ -143,11 +156,13 @@ class Launchers:
         """Make the device of the call current: some families compile launchers for the current device."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def remember_checked(self, tensors: Sequence[Tensor]) -> None:
+    def remember_checked(self, tensors: Sequence[Tensor], again: Again | None) -> None:
         """Remember tensors that a backward of this kind has checked. Later tensors like them need no check."""
         same, n = same_as(tensors), len(tensors)
         if same is not None:
             self.checked[n] = (same, *self.checked.get(n, ())[: MAX_VARIANTS - 1])
+        if again and FrontDoor.remember and self.remembered is not None:
+            FrontDoor.remember(self.remembered, *again)
 
     @cached_property
     def forward(self) -> Forward:

@@ -20,7 +20,7 @@ from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.statistics import unpack
 
 from .autograd import general_backward
-from .launchers import Launchers
+from .launchers import Again, Launchers
 from .node import Node
 from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route_backward
 
@@ -83,7 +83,9 @@ def _plain_backward(launchers: Launchers, needs: tuple[bool, ...], dy: Tensor | 
             return *launchers.train_backward(dy, x, weight, bias, stats, needs[:3]), *no_more  # pyright: ignore[reportOptionalCall]
         except ZeroTensor:
             pass
-    return *packed_backward(launchers, dy, None, saved, Needs(*needs[:3]))[:3], *no_more
+    arguments, results = (0, 1, 2, 2 if launchers.drops_bias else 3, 4), (0, 1, 2, *[-1] * len(no_more))
+    again = Again(needs, (dy, *saved), launchers.train_backward, arguments, needs[:3], results)
+    return *packed_backward(launchers, dy, None, saved, Needs(*needs[:3]), again)[:3], *no_more
 
 
 def _extras_backward(launchers: Launchers, needed: tuple[bool, ...], dy: Tensor | None, *others):
@@ -102,7 +104,13 @@ def _extras_backward(launchers: Launchers, needed: tuple[bool, ...], dy: Tensor 
             return _in_extras_order(grads, *dtypes)
         except ZeroTensor:
             pass
-    return _in_extras_order(packed_backward(launchers, dy, dsum, saved, Needs(*needs))[:5], *dtypes)
+    again, own = None, launchers.problem.dtype
+    if dtypes == (own, own) or not added:  # otherwise dx must be converted
+        x = 2 if added else 1  # the place of x, after dy and dsum
+        arguments = 0, x, x + 1, x + (1 if launchers.drops_bias else 2), x + 3, x + 4, x + 5, 1 if added else -1
+        results = 0, 1, 2, 0 if added else -1, 3, 4
+        again = Again(needed, (dy, *others), launchers.train_extras_backward, arguments, needs, results)
+    return _in_extras_order(packed_backward(launchers, dy, dsum, saved, Needs(*needs), again)[:5], *dtypes)
 
 
 def _in_extras_order(grads: Sequence[Tensor | None], x: torch.dtype, residual: torch.dtype | None) -> tuple[Tensor | None, ...]:
@@ -128,8 +136,10 @@ def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Se
     return False
 
 
-def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs) -> Gradients:
-    """Check the tensors of a backward of this file, and compute the gradients. Remember the tensors for `was_checked`."""
+def packed_backward(
+    launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs, again: Again | None
+) -> Gradients:
+    """Check the tensors of a backward of this file, and compute the gradients. Remember the tensors, so that the next need no check."""
     way, problem = route_backward(dy, dsum, *unpacked), launchers.problem
     tensors = unpacked if signatures(unpacked) == launchers.packed else as_saved(problem.spec, unpacked, launchers.packed or (), True)
     x, weight, bias, stats, *extras = tensors
@@ -146,7 +156,7 @@ def packed_backward(launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpac
             else:
                 grads = launchers.train_backward(dy, x, weight, bias, stats, needs[:3])  # pyright: ignore[reportOptionalCall]
             if tensors is unpacked:
-                launchers.remember_checked([t for t in (dy, dsum, *unpacked) if t is not None])
+                launchers.remember_checked([t for t in (dy, dsum, *unpacked) if t is not None], again)
             return Gradients(*grads)
         except ZeroTensor:
             way = OP

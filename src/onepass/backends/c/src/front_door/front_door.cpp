@@ -8,6 +8,8 @@ namespace {
 PyMethodDef methods[] = {
     {"apply", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(onepass::apply)), METH_FASTCALL, nullptr},
     {"launcher", onepass::launcher, METH_O, nullptr},
+    {"memory", onepass::memory, METH_NOARGS, nullptr},
+    {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(onepass::remember)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "onepass_front_door", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "python.h"
+#include "remembered.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -20,17 +21,21 @@ using namespace torch::autograd;
 
 class OnepassNormBackward final : public Node {
  public:
-  OnepassNormBackward(object backward, object state) : backward_(std::move(backward)), state_(std::move(state)) {}
+  OnepassNormBackward(object backward, object state) : backward_(std::move(backward)), state_(std::move(state)) {
+    remembered_ = own(PyObject_GetAttrString(state_.ptr(), "remembered"));
+  }
 
   ~OnepassNormBackward() override {
     if (!Py_IsInitialized()) {  // Python's objects are gone
       backward_.release();
       state_.release();
+      remembered_.release();
       return;
     }
     pybind11::gil_scoped_acquire gil;
     backward_ = {};
     state_ = {};
+    remembered_ = {};
   }
 
   std::string name() const override {
@@ -46,18 +51,29 @@ class OnepassNormBackward final : public Node {
   variable_list apply(variable_list&& gradients) override {
     pybind11::gil_scoped_acquire gil;
     const size_t count = num_outputs();
-    c10::SmallVector<object, 12> arguments{state_, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
+    variable_list tensors(std::move(gradients));
+    std::vector<bool> needs(count);
     for (size_t i = 0; i < count; ++i) {
-      PyTuple_SET_ITEM(arguments[1].ptr(), static_cast<Py_ssize_t>(i), PyBool_FromLong(task_should_compute_output(i)));
+      needs[i] = task_should_compute_output(i);
     }
-    for (const auto& gradient : gradients) {
-      arguments.push_back(own(THPVariable_Wrap(gradient)));
-    }
-    if (gradients[0].defined()) {
+    if (tensors[0].defined()) {
       const auto self = getptr();
       for (const auto& tensor : saved_) {
-        arguments.push_back(own(THPVariable_Wrap(tensor.unpack(self))));
+        tensors.push_back(tensor.unpack(self));
       }
+      if (const auto known = find(remembered_.ptr(), needs, tensors)) {
+        auto found = known->run(tensors);
+        if (!found.empty()) {
+          return found;
+        }
+      }
+    }
+    c10::SmallVector<object, 12> arguments{state_, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
+    for (size_t i = 0; i < count; ++i) {
+      PyTuple_SET_ITEM(arguments[1].ptr(), static_cast<Py_ssize_t>(i), PyBool_FromLong(needs[i]));
+    }
+    for (const auto& tensor : tensors) {
+      arguments.push_back(own(THPVariable_Wrap(tensor)));
     }
     const object found = call(backward_.ptr(), arguments);
     TORCH_CHECK_TYPE(
@@ -100,6 +116,7 @@ class OnepassNormBackward final : public Node {
  private:
   object backward_;
   object state_;
+  object remembered_;  // see remembered.h
   std::vector<SavedVariable> saved_;
   std::vector<bool> is_output_;  // of the saved tensors
 };
