@@ -168,7 +168,7 @@ def test_the_wheel_holds_the_package_alone():
     sections = re.findall(r"^\[tool\.hatch\.build.*?(?=^\[)", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
     assert [section.strip() for section in sections] == ['[tool.hatch.build.targets.wheel]\npackages = ["src/onepass"]']
     shipped = [path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert {path.suffix for path in shipped} == {".py", ".c", ".h", ".typed"}
+    assert {path.suffix for path in shipped} == {".py", ".c", ".cpp", ".h", ".typed"}
     ignored = [line.strip("/*\n") for line in (ROOT / ".gitignore").read_text().splitlines()]
     assert [path for path in shipped for word in ignored if word in path.relative_to(SOURCE).parts or path.name.endswith(word)] == []
 
