@@ -25,6 +25,7 @@ from torch import Tensor
 from onepass.bench import accuracy, record
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
+from onepass.dispatch import front_door
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands
@@ -178,6 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="measure torch.compile too; each case compiles for about ten seconds")
     parser.add_argument("--no-backward", action="store_true")
     options = parser.parse_args(arguments)
+    front_door.open_now()
     wrong = [(name, error) for name, error in errors() if not error <= 1]
     if wrong:
         print("\n".join(f"{name}: {error:.3g} of the error budget" for name, error in wrong))

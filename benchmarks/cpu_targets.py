@@ -23,6 +23,7 @@ import torch
 from onepass.bench import record, timing
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
+from onepass.dispatch import front_door
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
 
@@ -148,6 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtypes", default=",".join(map(record.dtype_name, DTYPES)), help="of small rows")
     parser.add_argument("--only", choices=("small", "busy"), help="measure only these rows")
     options = parser.parse_args(arguments)
+    front_door.open_now()
     small = [] if options.only == "busy" else list(small_rows(getattr(torch, name) for name in options.dtypes.split(",")))
     busy = [] if options.only == "small" else list(busy_rows())
     origin, threads = {**record.origin("cpu"), "load": round(os.getloadavg()[0], 1)}, torch.get_num_threads()

@@ -19,6 +19,7 @@ from torch import Tensor
 import onepass
 from onepass import functional as O
 from onepass.bench import record, timing
+from onepass.dispatch import front_door
 
 CHAIN = 30  # norms in a compiled function
 
@@ -142,6 +143,7 @@ def main(args: list[str] | None = None, batches: int = 200) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="merge the results into this file, one JSON object per line")
     options = parser.parse_args(args)
+    front_door.open_now()
     origin, found = record.origin(options.device), []
     print(f"{'':44} {'onepass':>9} {'torch':>9}   ratio   gate   (µs a norm, {origin['name']}, torch {origin['torch']})")
     for row in rows(options.device):

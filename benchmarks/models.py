@@ -35,6 +35,7 @@ from typing import Any
 from onepass.bench import record, timing
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress
+from onepass.dispatch import front_door
 
 from .model_table import text
 from .model_variant import MODES, PROVIDERS, error_ratio, total_error
@@ -119,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.pairs < LEAST_PAIRS:
         raise SystemExit(f"--pairs {args.pairs}: too few for a 95 % interval; use {LEAST_PAIRS} or more")
+    front_door.open_now()  # here, so that the processes find it compiled
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", COMPILE_THREADS)
     entries = [entry for entry in ENTRIES if entry.name in args.only]
     with tempfile.TemporaryDirectory(prefix="onepass-models-") as scratch:

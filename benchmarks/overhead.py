@@ -13,6 +13,7 @@ import torch
 from onepass.bench import measure, timing
 from onepass.bench.measure import Run
 from onepass.bench.providers import OURS, PROVIDERS
+from onepass.dispatch import front_door
 from onepass.verify import tensors
 from onepass.verify.cases import Case
 
@@ -40,6 +41,7 @@ def main(args: list[str] | None = None, seconds: float = 2) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     device = parser.parse_args(args).device
     torch.set_num_threads(1)
+    front_door.open_now()
     print(f"torch {torch.__version__}, {device}, one thread, microseconds per call (quartiles): no_grad forward, autograd.grad alone")
     for case in SMALL:
         for direction, both in runs(case, device):

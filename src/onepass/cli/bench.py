@@ -14,6 +14,7 @@ from onepass.bench.providers import OURS, PROVIDERS
 from onepass.bench.record import Record
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row
 from onepass.bench.terminal import progress, table
+from onepass.dispatch import front_door
 from onepass.verify import calls
 
 
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"onepass {__version__}, torch {torch.__version__}, {args.device} {record.machine(args.device)}")
     if len(rows) < len(chosen):
         print(f"{len(chosen) - len(rows)} rows over {limit:g} MB are skipped; --limit changes this")
+    front_door.open_now()
     results: dict[Row, dict[str, Record]] = {}
     for row in progress(rows, len(rows), lambda row: row.name, log=True):
         records = measure(row, args.device, providers)

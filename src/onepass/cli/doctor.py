@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from onepass import __version__
 from onepass.backends.c import library
 from onepass.core import device
-from onepass.dispatch import route
+from onepass.dispatch import front_door, route
 from onepass.planning.explain import explain, grouped
 from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"\n{name}  {described.name or f'{torch.get_num_threads()} threads'}")
         if name == "cpu":
             print(f"  C kernels       {described.no_c or library.state()}")
+            closed = front_door.open_now()
+            print(f"  C++ front door  {f'closed: {closed}' if closed else 'open'}")
         for op in calls.OPS:
             for layout in ("contiguous", "channels_last"):
                 case = Case(op, (2, 8, 6, 6), layout, groups=4)
