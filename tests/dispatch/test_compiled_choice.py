@@ -54,6 +54,12 @@ def test_the_choice_says_why():
     assert choose(problem(norms.layer_norm(1), 64, 64), CPU, DEFAULT).ours
 
 
+def test_the_bias_of_a_convolution_counts_where_inductor_has_one_kernel():
+    layer, group = problem(norms.layer_norm(1), 12544, 512), problem(norms.group_norm(32), 8, 320, 64, 64, channels_last=True)
+    assert choose(layer, H200, DEFAULT, True).ours and not choose(layer, H200, DEFAULT, True, bias_before=True).ours
+    assert choose(group, H200, DEFAULT, True) == choose(group, H200, DEFAULT, True, bias_before=True)
+
+
 class Net(nn.Module):
     """Norms that inductor would fuse with their neighbours, and one that has none."""
 
@@ -93,6 +99,30 @@ def test_patched_norms_without_neighbours_are_ours(grad):
         assert found == ["norm", "layer_norm", "norm"]  # LayerNorm is between sin and cos
         torch.testing.assert_close(y, onepass.unpatch(model)(x))
         assert norms_in_graph(model, x)[1] == ["group_norm", "layer_norm", "rms_norm"]
+
+
+class ChannelsLast(nn.Module):
+    """A block of ConvNeXt up to its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.norm(self.conv(x).permute(0, 2, 3, 1)).cumsum(-1)
+
+
+def test_in_training_a_norm_of_a_permuted_image_is_inductors():
+    """Inductor would save x as channels-last by the wrong dimensions, with a copy before and one after the norm."""
+    model, x = ChannelsLast(), torch.randn(2, 8, 6, 6)
+    onepass.patch(model)
+    y, found = norms_in_graph(model, x)
+    assert found == ["layer_norm"]
+    torch.testing.assert_close(y, model(x))
+    with torch.no_grad():
+        assert norms_in_graph(model, x)[1] == ["norm"]
+    model.conv = nn.Identity()  # without a convolution, inductor saves x as it is
+    assert norms_in_graph(model, x)[1] == ["norm"]
 
 
 def test_our_functions_become_torchs_with_residual_and_activation():

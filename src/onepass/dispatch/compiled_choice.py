@@ -27,7 +27,7 @@ from onepass.planning.compiled import Choice, choose
 from onepass.planning.options import current_options
 
 from .graph_nodes import ACTIVATION_CALLS, OP_FIELDS, SUM, Y, is_norm, results_at, value_of
-from .neighbours import a_view_follows, moves_saved_by_fusion
+from .neighbours import a_view_follows, bias_is_added_before, moves_saved_by_fusion, would_be_copied
 
 log = logging.getLogger("onepass")
 
@@ -106,9 +106,11 @@ def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
     if torchs is None or not _can_give_back(node, fields):
         return False
     values = [value_of(fields[name]) for name in ("x", "weight", "bias", "residual")]
-    choice = _choose(spec, node, values)
-    log.debug("torch.compile: %s of %s: %s", torchs[0].__name__, list(values[0].shape), choice)  # pyright: ignore
-    if choice.ours or not _keeps_layouts(node, torchs, fields, spec):
+    training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in values)
+    choice, copied = _choose(spec, node, values, training), training and would_be_copied(node)
+    reason = "inductor: it would copy x, a permuted view, before and after a norm of onepass" if copied else choice
+    log.debug("torch.compile: %s of %s: %s", torchs[0].__name__, list(values[0].shape), reason)  # pyright: ignore
+    if (choice.ours and not copied) or not _keeps_layouts(node, torchs, fields, spec):
         return False
     function, arguments = torchs
     with graph.inserting_before(node):
@@ -160,11 +162,11 @@ def strides_of(t: Tensor) -> list[int]:
     return [_hint(stride) for stride, size in zip(t.stride(), t.shape) if _hint(size) != 1]
 
 
-def _choose(spec: NormSpec, node: fx.Node, values: list[Any]) -> Choice:
+def _choose(spec: NormSpec, node: fx.Node, values: list[Any], training: bool) -> Choice:
     x, weight, bias, residual = (without_memory(t) for t in values)
     problem: NormProblem = bind(spec, x, weight, bias, optional=OptionalOperands(residual))  # pyright: ignore[reportArgumentType]
-    training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in values)
-    return choose(problem, describe(values[0].device), current_options(), training, moves_saved_by_fusion(node))
+    moved, bias_before = moves_saved_by_fusion(node), bias_is_added_before(node)
+    return choose(problem, describe(values[0].device), current_options(), training, moved, bias_before)
 
 
 def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], tuple[Any, ...]]] | None:

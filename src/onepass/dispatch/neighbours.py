@@ -22,11 +22,10 @@ ELEMENTWISE = _words(
     "to type type_as float half bfloat16 double iadd isub imul itruediv"
 )
 NEED_STRIDES = _words("view view_as as_strided")
-OWN_LAYOUT = _words(
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d linear matmul mm bmm addmm baddbmm einsum "
-    "scaled_dot_product_attention reshape contiguous"
-)
-VIEWS = _words("view reshape permute transpose movedim flatten unflatten unsqueeze squeeze expand chunk split getitem contiguous unbind t")
+CONVOLUTIONS = _words("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
+OWN_LAYOUT = CONVOLUTIONS | _words("linear matmul mm bmm addmm baddbmm einsum scaled_dot_product_attention reshape contiguous")
+PERMUTATIONS = _words("permute transpose movedim")
+VIEWS = PERMUTATIONS | _words("view reshape flatten unflatten unsqueeze squeeze expand chunk split getitem contiguous unbind t")
 
 
 def moves_saved_by_fusion(node: fx.Node) -> int:
@@ -39,6 +38,31 @@ def moves_saved_by_fusion(node: fx.Node) -> int:
     users = [user for y in results_at(node, Y) for user in _users(y)]
     fused = [user for user in users if _name(user) in ELEMENTWISE]
     return before + (0 if not fused else 2 if len(fused) == len(users) else 1)
+
+
+def bias_is_added_before(node: fx.Node) -> bool:
+    """Return whether x comes from a convolution whose bias inductor would add inside the norm's kernel.
+
+    On a CPU, the convolution adds it.
+    """
+    operand = node.args[0]
+    if not isinstance(operand, fx.Node):
+        return False
+    source, value = _source(operand), value_of(operand)
+    bias = source.args[2] if len(source.args) > 2 else source.kwargs.get("bias")
+    return _name(source) in CONVOLUTIONS and bias is not None and value is not None and value.device.type != "cpu"
+
+
+def would_be_copied(node: fx.Node) -> bool:
+    """Return whether inductor would copy x before and after this norm if onepass computed it in training.
+
+    Then x is saved for the backward. In a graph with convolutions, inductor saves tensors with four dimensions as channels-last. It goes
+    by their own dimensions, also if x is a permuted view whose last dimension has the channels.
+    """
+    operand = node.args[0]
+    if not isinstance(operand, fx.Node) or _name(operand) not in PERMUTATIONS or getattr(value_of(operand), "ndim", 0) != 4:
+        return False
+    return any(_name(other) in CONVOLUTIONS for other in node.graph.nodes)
 
 
 def a_view_follows(node: fx.Node) -> bool:
@@ -58,12 +82,17 @@ def a_view_follows(node: fx.Node) -> bool:
 
 
 def _saved_before(norm: fx.Node, operand: fx.Node) -> int:
-    source = operand
-    while _name(source) in VIEWS and source.all_input_nodes:
-        source = source.all_input_nodes[0]
+    source = _source(operand)
     if _name(source) not in ELEMENTWISE or _size(source) != _size(operand):
         return 0
     return 2 if all(user is norm for user in _users(source)) else 1
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """Return the node of which this one is a view, or the node itself."""
+    while _name(node) in VIEWS and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _users(node: fx.Node) -> Iterator[fx.Node]:
