@@ -36,6 +36,7 @@ CHOICES = {
     "its training": (problem(norms.group_norm(32), 8, 320, 64, 64, channels_last=True), True, 0, True),
     "a small GroupNorm": (problem(norms.group_norm(32), 2, 320, 64, 64), False, 0, True),
     "the same after a sum that inductor fuses": (problem(norms.group_norm(32), 2, 320, 64, 64), False, 2, False),
+    "a large image after a sum that inductor fuses": (problem(norms.group_norm(32), 1, 256, 512, 512, channels_last=True), False, 2, True),
     "LayerNorm of one sentence": (problem(norms.layer_norm(1), 1, 32, 768), False, 0, False),
     "LayerNorm between elementwise operations": (problem(norms.layer_norm(1), 8192, 4096), False, 4, False),
     "its training without neighbours": (problem(norms.layer_norm(1), 8192, 4096), True, 0, True),

@@ -9,6 +9,7 @@ CPUs come from a Neoverse-N1.
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from onepass.backends.family import BACKWARD, FORWARD, Direction
@@ -26,9 +27,13 @@ SHORT_BYTES = 64 * 1024
 # KERNELS: how many kernels inductor needs. TRAFFIC: the bytes that they move, divided by the least possible. Kernels that are slow
 # for another reason count as if they moved more bytes.
 KERNELS = {FORWARD: {SHORT: 1, LONG: 2, STRIDED: 2}, BACKWARD: {SHORT: 2, LONG: 3, STRIDED: 3}}
-TRAFFIC = {FORWARD: {SHORT: 1.1, LONG: 1.8, STRIDED: 2.2}, BACKWARD: {SHORT: 1.45, LONG: 2.6, STRIDED: 7.0}}
+TRAFFIC = {FORWARD: {SHORT: 1.1, LONG: 1.0, STRIDED: 1.0}, BACKWARD: {SHORT: 1.45, LONG: 2.6, STRIDED: 7.0}}
 TRAFFIC_ON_CPU = {FORWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}, BACKWARD: {SHORT: 1.45, LONG: 1.45, STRIDED: 1.6}}
 NO_PARAMETERS = 1.1  # TRAFFIC of a backward of short runs without weight and bias: their gradients cost inductor the most
+
+# In a forward that needs two kernels, the first reads x for the statistics. It is slow if there are few sets to share among the
+# programs. It reads `start + each · sets` bytes per microsecond, `most` at the most.
+STATISTICS = {LONG: (1e6, 1e4, 3.5e6), STRIDED: (4e5, 1.1e3, 3e6)}
 
 KERNEL_US = {"cuda": 4.5, "cpu": 2.0}  # what a kernel takes at least
 BANDWIDTH = {"cuda": 4.15e6, "cpu": 1e4}  # bytes per microsecond; on a CPU, only the ratio to KERNEL_US matters
@@ -89,7 +94,11 @@ def _inductor(problem: NormProblem, device: Device, direction: Direction) -> flo
     traffic = TRAFFIC[direction][shape]
     if direction == BACKWARD and shape is SHORT and not problem.weight and not problem.bias:
         traffic = NO_PARAMETERS
-    return KERNELS[direction][shape] * kernel + problem.min_bytes(direction) * traffic / bandwidth
+    time = KERNELS[direction][shape] * kernel + problem.min_bytes(direction) * traffic / bandwidth
+    if direction == FORWARD and shape is not SHORT:
+        start, each, most = STATISTICS[shape]
+        time += prod(problem.shape) * problem.dtype.itemsize / min(start + each * prod(problem.stat_shape), most)
+    return time
 
 
 def _shape(problem: NormProblem) -> str:
