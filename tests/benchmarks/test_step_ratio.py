@@ -48,3 +48,12 @@ def test_the_gain_where_the_gpu_limits_the_step():
     assert "gain" not in gpu_ratio({"ms": 100.0, "gpu_ms": 80.0}, {"ms": 60.0, "gpu_ms": 45.0})  # the host limits it
     assert "gain" not in gpu_ratio({"ms": 100.0, "gpu_ms": 95.0}, {"ms": 99.0, "gpu_ms": 94.0})  # too small to tell
     assert gpu_ratio({"ms": 100.0}, {"ms": 99.0, "gpu_ms": 94.0}) == {}
+
+
+def test_a_gain_is_missed_only_if_its_whole_interval_is_below():
+    before, after = {"ms": 100.0, "gpu_ms": 95.0}, {"ms": 97.0, "gpu_ms": 90.0, "ratio_low": 1.01}
+    likely = after | {"ratio_high": 1.06}
+    assert gpu_ratio(before, likely)["gain_high"] == round(100 * (1 - 1 / 1.06) / 5, 4)
+    assert verdict(likely | gpu_ratio(before, likely)) == "not settled"
+    missed = after | {"ratio_high": 1.04}
+    assert verdict(missed | gpu_ratio(before, missed)) == "gain missed"
