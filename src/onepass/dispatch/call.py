@@ -50,10 +50,12 @@ def normalize(
         )  # fmt: skip
         try:
             for same, launch in find_recent(key, ()):
-                if var is not None or weight is None:
-                    like = same(*[t for t in (x, weight, bias, mean, var) if t is not None])
-                else:
+                if var is None and weight is not None:
                     like = same(x, weight) if bias is None else same(x, weight, bias)
+                elif mean is not None and weight is not None and bias is not None:
+                    like = same(x, weight, bias, mean, var)
+                else:
+                    like = same(*[t for t in (x, weight, bias, mean, var) if t is not None])
                 if like:
                     return launch(x, weight, bias, mean, var)
         except (RuntimeError, TypeError):
