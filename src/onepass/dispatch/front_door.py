@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
+import torch
+
 from onepass.backends.c import front_door
 from onepass.backends.c.cache import Unavailable
 from onepass.backends.compilation import LOGGER
@@ -70,6 +72,7 @@ def _open(may_compile: bool) -> bool:
         return False
     try:
         module = front_door.load(may_compile)
+        torch.autograd.graph.Node.register(module.node_type)
         FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = module.launcher, module.remember, module.memory
         Node.apply = module.apply
         State.reason = ""

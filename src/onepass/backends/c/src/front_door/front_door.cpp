@@ -16,5 +16,9 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "onepass_front_door", nullptr, 
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) PyObject* onepass_front_door() {
-  return PyModule_Create(&definition);
+  PyObject* module = PyModule_Create(&definition);
+  if (module && PyModule_AddObjectRef(module, "node_type", onepass::node_type()) < 0) {
+    Py_CLEAR(module);
+  }
+  return module;
 }

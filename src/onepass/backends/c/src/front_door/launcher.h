@@ -219,7 +219,7 @@ struct Launcher {
       made.push_back(call(counters_of.ptr(), std::vector<object>{device_number, stream}));
     }
     for (const auto& t : made) {
-      const auto at = reinterpret_cast<uintptr_t>(THPVariable_Unpack(t.ptr()).data_ptr());
+      const auto at = reinterpret_cast<uintptr_t>(tensor_or_undefined(t.ptr()).data_ptr());
       bits |= at;
       addresses.push_back(at);
     }

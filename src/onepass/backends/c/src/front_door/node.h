@@ -7,10 +7,12 @@
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -48,19 +50,66 @@ class OnepassNormBackward final : public Node {
     saved_.emplace_back(tensor, is_output);
   }
 
+  // torch calls `apply` and `release_variables` without the GIL, perhaps from several threads. The lock keeps one thread from freeing
+  // tensors that another reads. A thread that waits for the lock must not hold the GIL: the one that has the lock may need it.
   variable_list apply(variable_list&& gradients) override {
-    pybind11::gil_scoped_acquire gil;
-    const size_t count = num_outputs();
-    variable_list tensors(std::move(gradients));
-    std::vector<bool> needs(count);
-    for (size_t i = 0; i < count; ++i) {
-      needs[i] = task_should_compute_output(i);
+    variable_list tensors;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      tensors = with_saved(std::move(gradients));
     }
+    return compute(std::move(tensors));
+  }
+
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& tensor : saved_) {
+      tensor.reset_data();
+    }
+  }
+
+  // Compiled autograd calls the next two, in order to trace `apply` with fake tensors.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));  // a function of a module, which lives as long as the process
+    args.collect(number());
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      args.collect(saved_[i], is_output_[i]);
+    }
+  }
+
+  variable_list apply_with_saved(const variable_list& inputs, torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    for (auto& tensor : saved_) {
+      swap.before(tensor);
+    }
+    variable_list result = compute(with_saved(variable_list(inputs)));  // without the lock: this thread holds the GIL
+    for (auto& tensor : saved_) {
+      swap.after(tensor);
+    }
+    return result;
+  }
+
+ private:
+  // The gradients, then the saved tensors, which are absent if the first gradient is.
+  variable_list with_saved(variable_list&& gradients) {
+    variable_list tensors(std::move(gradients));
     if (tensors[0].defined()) {
       const auto self = getptr();
       for (const auto& tensor : saved_) {
         tensors.push_back(tensor.unpack(self));
       }
+    }
+    return tensors;
+  }
+
+  variable_list compute(variable_list&& given) {
+    const pybind11::gil_scoped_acquire gil;
+    const variable_list tensors(std::move(given));  // they are freed before the GIL is released
+    const size_t count = num_outputs();
+    std::vector<bool> needs(count);
+    for (size_t i = 0; i < count; ++i) {
+      needs[i] = task_should_compute_output(i);
+    }
+    if (tensors[0].defined()) {
       if (const auto known = find(remembered_.ptr(), needs, tensors)) {
         auto found = known->run(tensors);
         if (!found.empty()) {
@@ -87,33 +136,13 @@ class OnepassNormBackward final : public Node {
     return result;
   }
 
-  void release_variables() override {
-    for (auto& tensor : saved_) {
-      tensor.reset_data();
-    }
+  // The number of the state. Its address would not do: another state may get it later, and compiled autograd would run the graph of
+  // the old one.
+  uint64_t number() const {
+    const pybind11::gil_scoped_acquire gil;
+    return own(PyObject_GetAttrString(state_.ptr(), "number")).cast<uint64_t>();
   }
 
-  // Compiled autograd calls the next two, in order to trace `apply` with fake tensors.
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));
-    args.collect(reinterpret_cast<uint64_t>(state_.ptr()));
-    for (size_t i = 0; i < saved_.size(); ++i) {
-      args.collect(saved_[i], is_output_[i]);
-    }
-  }
-
-  variable_list apply_with_saved(const variable_list& inputs, torch::dynamo::autograd::SwapSavedVariables& swap) override {
-    for (auto& tensor : saved_) {
-      swap.before(tensor);
-    }
-    variable_list result = apply(variable_list(inputs));
-    for (auto& tensor : saved_) {
-      swap.after(tensor);
-    }
-    return result;
-  }
-
- private:
   object backward_;
   object state_;
   object remembered_;  // see remembered.h
@@ -129,6 +158,18 @@ Pointer own_node(OnepassNormBackward* node) {
   } else {
     return Pointer::unsafe_steal_from_new(node);
   }
+}
+
+// The Python type of `y.grad_fn`. Without it, torch would use one type for all nodes that it does not know.
+inline PyObject* node_type() {
+  static PyTypeObject type;
+  static const bool registered = [] {
+    _initFunctionPyTypeObject(type, "OnepassNormBackward", nullptr, nullptr);
+    registerCppFunction(typeid(OnepassNormBackward), &type);
+    return true;
+  }();
+  (void)registered;
+  return reinterpret_cast<PyObject*>(&type);
 }
 
 // apply(forward, backward, state, *inputs) -> outputs

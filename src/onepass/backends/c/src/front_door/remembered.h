@@ -75,7 +75,7 @@ struct Backward {
     return true;
   }
 
-  // Return the gradients, or an empty list if the launcher raised an error. Then Python's checks may raise a better one.
+  // Return the gradients, or an empty list if the launcher raised a RuntimeError. Then Python's checks may raise a better one.
   variable_list run(const variable_list& given) const {
     c10::SmallVector<object, 10> values;
     for (const int number : arguments) {
@@ -87,7 +87,7 @@ struct Backward {
       pointers.push_back(value.ptr());
     }
     PyObject* found = PyObject_Vectorcall(launch.ptr(), pointers.data(), pointers.size(), nullptr);
-    if (!found) {
+    if (!found && PyErr_ExceptionMatches(PyExc_RuntimeError)) {
       PyErr_Clear();
       return {};
     }
@@ -146,6 +146,7 @@ inline PyObject* remember(PyObject*, PyObject* const* given, Py_ssize_t number) 
   made.results = pybind11::handle(given[6]).cast<std::vector<int>>();
   list->insert(list->begin(), std::move(owned));
   if (list->size() > MOST_REMEMBERED) {
+    const auto oldest = std::move(list->back());  // it dies when the list is whole again: that may run Python code, which may use the list
     list->pop_back();
   }
   Py_RETURN_NONE;
