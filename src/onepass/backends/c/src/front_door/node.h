@@ -68,20 +68,38 @@ class OnepassNormBackward final : public Node {
     }
   }
 
-  // Compiled autograd calls the next two, in order to trace `apply` with fake tensors.
+  // Compiled autograd calls the next two. The first tells nodes apart, and the second puts a call of `by_python` into its graph. Tensors
+  // are placeholders without shapes then, so nothing can be computed.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));  // a function of a module, which lives as long as the process
     args.collect(number());
+    for (const bool needed : needs()) {
+      args.collect(needed);
+    }
     for (size_t i = 0; i < saved_.size(); ++i) {
       args.collect(saved_[i], is_output_[i]);
     }
   }
 
   variable_list apply_with_saved(const variable_list& inputs, torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    using namespace torch::dynamo::autograd;
+    std::vector<c10::IValue> saved;
     for (auto& tensor : saved_) {
       swap.before(tensor);
+      saved.emplace_back(tensor.unpack(getptr()));
     }
-    variable_list result = compute(with_saved(variable_list(inputs)));  // without the lock: this thread holds the GIL
+    const auto run = [backward = backward_, state = state_, needed = needs()](const variable_list& given, const std::vector<c10::IValue>& more) {
+      variable_list tensors = given;
+      for (size_t i = 0; given[0].defined() && i < more.size(); ++i) {
+        tensors.push_back(more[i].toTensor());
+      }
+      return by_python(backward, state, needed, tensors);
+    };
+    const auto& compiler = getPyCompilerInterface();
+    const std::vector<at::TypePtr> types(saved.size(), at::TensorType::get());
+    const auto function = compiler->bind_function(swap.get_py_compiler(), name(), run, types, true, true);
+    const auto like = IValuePacker<std::vector<std::optional<InputMetadata>>>::pack(get_input_metadata(next_edges()));
+    auto result = compiler->call_function(swap.get_py_compiler(), "apply_functional", function, inputs, saved, like);
     for (auto& tensor : saved_) {
       swap.after(tensor);
     }
@@ -101,30 +119,39 @@ class OnepassNormBackward final : public Node {
     return tensors;
   }
 
+  std::vector<bool> needs() const {
+    std::vector<bool> found(num_outputs());
+    for (size_t i = 0; i < found.size(); ++i) {
+      found[i] = task_should_compute_output(i);
+    }
+    return found;
+  }
+
   variable_list compute(variable_list&& given) {
     const pybind11::gil_scoped_acquire gil;
     const variable_list tensors(std::move(given));  // they are freed before the GIL is released
-    const size_t count = num_outputs();
-    std::vector<bool> needs(count);
-    for (size_t i = 0; i < count; ++i) {
-      needs[i] = task_should_compute_output(i);
-    }
+    const auto needed = needs();
     if (tensors[0].defined()) {
-      if (const auto known = find(remembered_.ptr(), needs, tensors)) {
+      if (const auto known = find(remembered_.ptr(), needed, tensors)) {
         auto found = known->run(tensors);
         if (!found.empty()) {
           return found;
         }
       }
     }
-    c10::SmallVector<object, 12> arguments{state_, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
+    return by_python(backward_, state_, needed, tensors);
+  }
+
+  static variable_list by_python(const object& backward, const object& state, const std::vector<bool>& needed, const variable_list& tensors) {
+    const size_t count = needed.size();
+    c10::SmallVector<object, 12> arguments{state, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
     for (size_t i = 0; i < count; ++i) {
-      PyTuple_SET_ITEM(arguments[1].ptr(), static_cast<Py_ssize_t>(i), PyBool_FromLong(needs[i]));
+      PyTuple_SET_ITEM(arguments[1].ptr(), static_cast<Py_ssize_t>(i), PyBool_FromLong(needed[i]));
     }
     for (const auto& tensor : tensors) {
       arguments.push_back(own(THPVariable_Wrap(tensor)));
     }
-    const object found = call(backward_.ptr(), arguments);
+    const object found = call(backward.ptr(), arguments);
     TORCH_CHECK_TYPE(
         PyTuple_Check(found.ptr()) && PyTuple_GET_SIZE(found.ptr()) == static_cast<Py_ssize_t>(count),
         "a backward must return a tuple with a gradient, or None, for each input");
