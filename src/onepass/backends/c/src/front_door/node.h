@@ -225,8 +225,13 @@ inline PyObject* apply(PyObject*, PyObject* const* arguments, Py_ssize_t number)
     edges.push_back(input.defined() ? impl::gradient_edge(input) : Edge());
   }
   node->set_next_edges(std::move(edges));
-  for (Py_ssize_t i = 0; i < differentiable; ++i) {
-    set_history(tensor_or_undefined(PyTuple_Check(outputs) ? PyTuple_GET_ITEM(outputs, i) : outputs), node);
+  const Py_ssize_t count = PyTuple_Check(outputs) ? PyTuple_GET_SIZE(outputs) : 1;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (i < differentiable) {
+      set_history(tensor_or_undefined(PyTuple_Check(outputs) ? PyTuple_GET_ITEM(outputs, i) : outputs), node);
+    } else {
+      node->add_input_metadata(Node::undefined_input());  // the backward takes a gradient for each output, also if it is always None
+    }
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(saved); ++i) {
     made->save(tensor_or_undefined(PyTuple_GET_ITEM(saved, i)));

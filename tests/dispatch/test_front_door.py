@@ -1,0 +1,432 @@
+"""The front door gives the same results as Python, and behaves like torch's own nodes in autograd."""
+
+import gc
+import sys
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo import compiled_autograd
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import onepass.functional as O
+from onepass.backends.front_door import FrontDoor
+from onepass.dispatch import front_door, launchers, packed
+from onepass.dispatch.node import Node
+from onepass.verify import calls, tensors
+from onepass.verify.cases import Case
+from tests.conftest import compiled
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+C = 16
+CASES = [
+    Case("layer_norm", (6, 40)),
+    Case("layer_norm", (6, 40), affine="none"),
+    Case("layer_norm", (6, 40), affine="weight"),
+    Case("layer_norm", (6, 40), affine="bias", wide=True),
+    Case("layer_norm", (4, 6, 8), rank=2),
+    Case("layer_norm", (4, 6, 8), "transposed"),
+    Case("layer_norm", (4, 6, 8), modulate=True),
+    Case("layer_norm", (6, 40), residual=True),
+    Case("rms_norm", (6, 40)),
+    Case("rms_norm", (6, 40), affine="none"),
+    Case("rms_norm", (6, 40), residual=True),
+    Case("group_norm", (2, 8, 5, 5), groups=4, activation="silu"),
+    Case("group_norm", (2, 8, 5, 5), "channels_last", groups=4, activation="silu"),
+    Case("instance_norm", (3, 4, 7)),
+    Case("instance_norm", (3, 4, 7), running=True),
+    Case("batch_norm", (4, 6, 5), running=True),
+    Case("batch_norm", (4, 6, 5, 3), "channels_last", running=True),
+    Case("batch_norm", (4, 6, 5)),
+    Case("batch_norm", (4, 6, 5), evaluate=True),
+    Case("layer_norm2d", (2, 6, 4, 4), "channels_last"),
+    Case("layer_norm", (0, 40)),
+]
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch):
+    """Open the front door, also after a test that closes it."""
+    monkeypatch.delenv(front_door.VARIABLE, raising=False)
+    if reason := front_door.open_now():
+        pytest.skip(reason)
+    if not compiled():
+        pytest.skip("there are no C kernels")
+    yield
+    front_door.open_now()
+
+
+@pytest.fixture(params=["open", "closed"])
+def door(request):
+    """Run a test twice: with the front door open, and with Python doing the work."""
+    if request.param == "closed":
+        front_door.close()
+    return request.param
+
+
+def operands() -> tuple[torch.Tensor, torch.nn.Parameter, torch.nn.Parameter]:
+    return torch.randn(6, C, requires_grad=True), torch.nn.Parameter(torch.randn(C)), torch.nn.Parameter(torch.randn(C))
+
+
+def steps(case: Case, dtype: torch.dtype, device: str, number: int = 3) -> list[torch.Tensor | None]:
+    """The outputs, gradients and running statistics of several training steps with different values."""
+    found: list[torch.Tensor | None] = []
+    for seed in range(number):
+        made = tensors.make(case, dtype, device, seed=seed)
+        inputs = [t.requires_grad_() for name, t in made._asdict().items() if t is not None and not name.startswith("running")]
+        outputs = calls.by_onepass(case, made)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        gradients = [torch.randn(y.shape, generator=torch.Generator().manual_seed(seed)).to(y) for y in outputs]
+        found += [*outputs, *torch.autograd.grad(outputs, inputs, gradients), *(made.running_mean, made.running_var)]
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_open_and_closed_give_the_same_bits(case, dtype, device):
+    by_cpp = steps(case, dtype, device)
+    front_door.close()
+    by_python = steps(case, dtype, device)
+    assert len(by_cpp) == len(by_python)
+    for ours, expected in zip(by_cpp, by_python):
+        assert (ours is None) == (expected is None)
+        if ours is not None and expected is not None:
+            assert torch.equal(ours.detach(), expected.detach()) and ours.stride() == expected.stride()
+
+
+def test_the_node_is_one_that_torch_knows():
+    x, weight, bias = operands()
+    y = O.layer_norm(x, (C,), weight, bias)
+    assert y.grad_fn.name() == type(y.grad_fn).__name__ == "OnepassNormBackward"
+    assert isinstance(y.grad_fn, torch.autograd.graph.Node) and "grad_fn=<OnepassNormBackward>" in repr(y)
+    assert [node.variable is t for (node, _), t in zip(y.grad_fn.next_functions, (x, weight, bias))] == [True] * 3
+    seen = []
+    y.grad_fn.register_hook(lambda gradients, dy: seen.append(len(gradients)))
+    y.grad_fn.register_prehook(lambda dy: seen.append(len(dy)))
+    y.sum().backward()
+    assert seen == [1, 3]
+
+
+def test_a_repeated_backward_does_not_run_python(monkeypatch):
+    x, weight, bias = operands()
+    calls_of_python = []
+    original = packed._plain_backward
+    monkeypatch.setattr(packed, "_plain_backward", lambda *given: calls_of_python.append(1) or original(*given))
+    for _ in range(5):
+        O.layer_norm(x, (C,), weight, bias).square().sum().backward()
+    assert len(calls_of_python) == 1
+    torch.autograd.grad(O.layer_norm(x, (C,), weight, bias).square().sum(), weight)  # other gradients are needed
+    assert len(calls_of_python) == 2
+
+
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1, 2)], ids=str)
+def test_only_some_gradients(needed, door):
+    given = operands()
+    for frozen in (False, True):
+        for i, t in enumerate(given):
+            t.requires_grad_(i in needed or not frozen)
+        wanted = [given[i] for i in needed]
+        for _ in range(3):
+            ours = torch.autograd.grad(O.layer_norm(given[0], (C,), *given[1:]).square().sum(), wanted)
+            expected = torch.autograd.grad(F.layer_norm(given[0], (C,), *given[1:]).square().sum(), wanted)
+            torch.testing.assert_close(ours, expected)
+
+
+GRADIENTS = {
+    "expanded": lambda y: y.sum(),
+    "transposed": lambda y: (y.t() * torch.randn(C, 6)).sum(),
+    "from part of y": lambda y: y[:, ::2].square().sum(),
+    "negative bit": lambda y: (torch.view_as_complex(y.view(6, C // 2, 2)).conj().imag * torch.arange(C // 2)).sum(),
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+def test_unusual_gradients(kind, door):
+    x, weight, bias = operands()
+    for _ in range(3):
+        found = []
+        for m in (O, F):
+            torch.manual_seed(1)
+            found.append(torch.autograd.grad(GRADIENTS[kind](m.layer_norm(x, (C,), weight, bias)), (x, weight, bias)))
+        torch.testing.assert_close(*found)
+
+
+def test_inputs_at_odd_addresses(door):
+    base, weight, bias = torch.randn(6 * C + 1), torch.randn(C + 1), torch.randn(C + 1)
+    given = [base[1:].view(6, C), weight[1:], bias[1:]]
+    for t in given:
+        t.requires_grad_()
+    for _ in range(3):
+        ours, expected = (torch.autograd.grad(m.layer_norm(given[0], (C,), *given[1:]).square().sum(), given) for m in (O, F))
+        torch.testing.assert_close(ours, expected)
+
+
+def test_second_derivatives(door):
+    x, weight, bias = operands()
+    for _ in range(2):
+        found = []
+        for m in (O, F):
+            (dx,) = torch.autograd.grad(m.layer_norm(x, (C,), weight, bias).sin().sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), (x, weight, bias)))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_backward_twice(door):
+    x, weight, bias = operands()
+    y = O.layer_norm(x, (C,), weight, bias)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        y.sum().backward()
+
+
+def test_a_changed_input_is_noticed(door):
+    x, weight, bias = operands()
+    for change in (weight, x):
+        y = O.layer_norm(x * 1 if change is weight else x, (C,), weight, bias)
+        with torch.no_grad():
+            change.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    y = O.layer_norm(x, (C,), weight, bias)
+    with torch.no_grad():
+        bias.add_(1)  # it is not saved
+    y.sum().backward()
+
+
+def test_autograd_notices_that_running_statistics_change(door):
+    x, scale = torch.randn(4, 6, 5), torch.randn(6, requires_grad=True)
+    mean, var = torch.zeros(6), torch.ones(6)
+    for _ in range(3):
+        version, product = mean._version, mean * scale
+        O.batch_norm(x, mean, var, scale, None, training=True).sum().backward()
+        assert mean._version == version + 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def test_hooks_on_saved_tensors(door):
+    x, weight, bias = operands()
+    O.layer_norm(x, (C,), weight, bias).sum().backward()
+    expected, x.grad = x.grad, None
+    shapes = []
+    with saved_tensors_hooks(lambda t: (shapes.append(t.shape), t.numpy(force=True))[1], torch.from_numpy):
+        y = O.layer_norm(x, (C,), weight, bias)
+    y.sum().backward()
+    assert shapes[:2] == [x.shape, weight.shape] and len(shapes) == 3
+    torch.testing.assert_close(x.grad, expected, rtol=0, atol=0)
+    with saved_tensors_hooks(lambda t: t, lambda t: t.t().contiguous().t() if t.dim() == 2 else t):
+        y = O.layer_norm(x, (C,), weight, bias)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], expected)
+    with saved_tensors_hooks(lambda t: t, lambda t: t.double()):
+        y = O.layer_norm(x, (C,), weight, bias)
+    with pytest.raises(RuntimeError, match="hooks on saved tensors must keep dtype"):
+        y.sum().backward()
+
+
+def test_a_hook_that_raises(door):
+    def refuse(t):
+        raise ValueError("no")
+
+    x, weight, bias = operands()
+    with saved_tensors_hooks(refuse, refuse), pytest.raises(ValueError, match="no"):
+        O.layer_norm(x, (C,), weight, bias)
+    with saved_tensors_hooks(lambda t: t, refuse):
+        y = O.layer_norm(x, (C,), weight, bias)
+    with pytest.raises(ValueError, match="no"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("context", ["reentrant", "not reentrant", "save_on_cpu"])
+def test_checkpointing(context, door):
+    x, weight, bias = operands()
+
+    def run(x):
+        return O.layer_norm(O.layer_norm(x, (C,), weight, bias), (C,), weight, bias)
+
+    expected = torch.autograd.grad(run(x).square().sum(), (x, weight))
+    if context == "save_on_cpu":
+        with save_on_cpu():
+            y = run(x)
+    else:
+        y = checkpoint(run, x, use_reentrant=context == "reentrant")
+    y.square().sum().backward()
+    assert torch.equal(x.grad, expected[0]) and torch.equal(weight.grad, expected[1])
+
+
+def test_anomaly_mode_names_the_node():
+    x, weight, bias = operands()
+    with pytest.warns(UserWarning, match="OnepassNormBackward"), torch.autograd.detect_anomaly():
+        y = O.layer_norm(x, (C,), weight, bias)
+        with pytest.raises(RuntimeError, match="'OnepassNormBackward' returned nan values"):
+            y.backward(torch.full_like(y, torch.inf))
+
+
+def test_no_graph_without_gradients(door):
+    x, weight, bias = operands()
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            assert not O.layer_norm(x, (C,), weight, bias).requires_grad
+    assert not O.layer_norm(x.detach(), (C,), weight.detach(), bias.detach()).requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("needed", [("weight",), ("x",), ("residual",), ("x", "residual", "weight")], ids=str)
+@pytest.mark.parametrize("used", ["y", "sum", "both"])
+def test_a_residual(used, needed, device, door):
+    x, residual, weight = (torch.randn(shape, device=device) for shape in ((6, C), (6, C), (C,)))
+    inputs = {"x": x, "residual": residual, "weight": weight}
+    wanted = [inputs[name].requires_grad_() for name in needed]
+    if used == "sum" and needed == ("weight",):
+        return  # there is no gradient
+    for _ in range(3):
+        found = []
+        for y, total in (O.add_rms_norm(x, residual, (C,), weight), (F.rms_norm(x + residual, (C,), weight), x + residual)):
+            assert total.requires_grad == (needed != ("weight",))
+            parts = {"y": [y], "sum": [total], "both": [y, total]}[used]
+            found.append(torch.autograd.grad(sum(part.square().sum() for part in parts), wanted, allow_unused=True))
+        torch.testing.assert_close(*found)
+
+
+def two_outputs(state, x, other):
+    """Toy norms: y = x², and a second output that has a gradient if `state.second`."""
+    y, total = x * x, x + other
+    return (y, total), 2 if state.second else 1, (x, total)
+
+
+def two_gradients(state, needs, dy, dtotal, *saved):
+    state.seen.append((needs, dy is None, dtotal is None, len(saved)))
+    dx = torch.zeros(3) if dy is None else 2 * dy * saved[0]
+    dother = None if dtotal is None else dtotal
+    return dx if dother is None else dx + dother, dother
+
+
+@pytest.mark.parametrize("second", [True, False])
+def test_nodes_with_two_outputs(second, door):
+    state = SimpleNamespace(second=second, seen=[], remembered=FrontDoor.memory() if FrontDoor.memory else None)
+    x, other = torch.randn(3, requires_grad=True), torch.randn(3)
+    y, total = Node.apply(two_outputs, two_gradients, state, x, other)
+    assert y.requires_grad and total.requires_grad == second
+    y.sum().backward(retain_graph=True)
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+    if second:
+        x.grad = None
+        with torch.no_grad():
+            x.add_(1)  # is not noticed: without a gradient of y nothing that was saved is needed
+        total.sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones(3))
+        assert state.seen[1] == ((True, False), True, False, 0)
+    assert state.seen[0] == ((True, False), False, True, 2)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, MemoryError])
+def test_errors_of_a_repeated_backward(error):
+    state = SimpleNamespace(remembered=FrontDoor.memory(), python=0)
+
+    def launch(dy, x, last):
+        assert last == "last"
+        raise error("stop")
+
+    def backward(state, needs, dy, x):
+        state.python += 1
+        FrontDoor.remember(state.remembered, needs, (dy, x), launch, (0, 1), "last", (0,))
+        return (dy * 2,)
+
+    x = torch.randn(3, requires_grad=True)
+    for _ in range(2):
+        y = Node.apply(lambda state, x: (x * 2, 1, (x,)), backward, state, x)
+        if state.python and error is not RuntimeError:
+            with pytest.raises(error):
+                y.sum().backward()
+        else:
+            y.sum().backward()
+    assert state.python == (2 if error is RuntimeError else 1)
+
+
+def test_wrong_forwards_and_backwards_raise():
+    state, x = SimpleNamespace(remembered=None), torch.randn(3, requires_grad=True)
+    y = Node.apply(lambda state, x: (x * 2, 1, (x,)), lambda *given: "abc", state, x)
+    with pytest.raises((TypeError, RuntimeError)):
+        y.sum().backward()
+    for forward in (lambda state, x: x, lambda state, x: ("y", 1, ()), lambda state, x: (x * 2, 1, ("saved",))):
+        with pytest.raises((TypeError, ValueError)):
+            Node.apply(forward, lambda *given: (None,), state, x)
+
+
+def train(number: int) -> None:
+    given = operands()
+    mean, var = torch.zeros(6), torch.ones(6)
+    for _ in range(number):
+        O.layer_norm(given[0], (C,), *given[1:]).sum().backward()
+        O.batch_norm(given[0].view(2, 6, 8), mean, var, training=True).sum().backward()
+
+
+def test_nothing_leaks():
+    train(10)
+    gc.collect()
+    alive = [sum(isinstance(o, torch.Tensor) for o in gc.get_objects()), *(sys.getrefcount(o) for o in (None, True, False, ()))]
+    train(300)
+    gc.collect()
+    after = [sum(isinstance(o, torch.Tensor) for o in gc.get_objects()), *(sys.getrefcount(o) for o in (None, True, False, ()))]
+    assert max(b - a for a, b in zip(alive, after)) < 100, (alive, after)
+
+
+def test_tensors_and_launchers_die():
+    x, weight, bias = operands()
+    launchers.forget_all()
+    for _ in range(3):
+        h = x * 1
+        y = O.layer_norm(h, (C,), weight, bias)
+        y.sum().backward()
+    y = O.layer_norm(h, (C,), weight, bias)
+    (known,) = launchers.known()
+    watched = [weakref.ref(t) for t in (h, known, known.train_backward)]
+    del h, y, known
+    launchers.forget_all()
+    gc.collect()
+    assert [ref() for ref in watched] == [None] * 3
+
+
+def test_a_deep_graph_is_freed_without_recursion():
+    y = torch.randn(2, 4, requires_grad=True)
+    for _ in range(30_000):
+        y = O.layer_norm(y, (4,))
+    del y
+
+
+COMPILED = {
+    "layer_norm": (lambda m, x, w: m.layer_norm(x, (C,), w), (6, C)),
+    "rms_norm": (lambda m, x, w: m.rms_norm(x, (C,), w), (6, C)),
+    "batch_norm": (lambda m, x, w: m.batch_norm(x, torch.zeros(C), torch.ones(C), w, training=True), (6, C)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_autograd(name, door):
+    run, shape = COMPILED[name]
+    for wanted in ((0, 1), (0,), (1,)):
+        for _ in range(2):
+            given = torch.randn(shape, requires_grad=True), torch.randn(C, requires_grad=True)
+            expected = torch.autograd.grad(run(F, *given).square().sum(), [given[i] for i in wanted])
+            loss = run(O, *given).square().sum()
+            with compiled_autograd._enable(lambda graph: torch.compile(graph, backend="eager", fullgraph=door == "open")):
+                ours = torch.autograd.grad(loss, [given[i] for i in wanted])
+            torch.testing.assert_close(ours, expected)
+
+
+def test_compiled_autograd_tells_launchers_apart():
+    """Launchers of another norm may get the address of forgotten ones."""
+    x = torch.randn(2, 8, 6, requires_grad=True)
+    for step in range(6):
+        launchers.forget_all()
+        gc.collect()
+        name = ("relu", "silu")[step % 2]
+        expected = torch.autograd.grad(getattr(F, name)(F.group_norm(x, 2)).sum(), x)
+        loss = O.group_norm(x, 2, activation=name).sum()
+        with compiled_autograd._enable(lambda graph: graph):
+            ours = torch.autograd.grad(loss, x)
+        torch.testing.assert_close(ours, expected)
