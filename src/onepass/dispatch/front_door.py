@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import ClassVar
@@ -23,7 +24,8 @@ from onepass.backends.front_door import FrontDoor
 from .node import Node
 
 VARIABLE = "ONEPASS_FRONT_DOOR"
-_COMPILE = "from onepass.backends.c import front_door; front_door.compile_only()"
+# Python puts the current folder first on the path of `-c`. Its files must not take the place of modules.
+_COMPILE = "import sys; sys.path = list(filter(None, sys.path)); from onepass.backends.c import front_door; front_door.compile_only()"
 
 
 class State:
@@ -37,7 +39,7 @@ def start() -> None:
     if State.started:
         return
     State.started = True
-    if not _open(may_compile=False) and not _forbidden():
+    if not _open(may_compile=False) and _can_compile():
         threading.Thread(target=_compile_apart, name="onepass-front-door", daemon=True).start()
 
 
@@ -65,6 +67,18 @@ def _forbidden() -> bool:
     return os.environ.get(VARIABLE) == "off"
 
 
+def _can_compile() -> bool:
+    """Return whether another process should try. Starting one takes seconds, so look for a compiler first."""
+    if _forbidden():
+        return False
+    try:
+        front_door.check_compilable()
+    except Unavailable as reason:
+        State.reason = str(reason)
+        return False
+    return True
+
+
 def _open(may_compile: bool) -> bool:
     """Return whether the front door is open now."""
     if _forbidden():
@@ -88,10 +102,12 @@ def _compile_apart() -> None:
         return
     LOGGER.info("compiling the C++ front door in the background; until then small norms take more host time")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    nothing = subprocess.DEVNULL
-    command = [sys.executable, "-c", _COMPILE]
+    nothing, command = subprocess.DEVNULL, [sys.executable, "-c", _COMPILE]
     try:
-        subprocess.run(command, stdin=nothing, stdout=nothing, stderr=nothing, env=environment, start_new_session=True, check=False)
+        with tempfile.TemporaryFile() as told:  # a pipe would break if this process ends first
+            subprocess.run(command, stdin=nothing, stdout=nothing, stderr=told, env=environment, start_new_session=True, check=False)
+            told.seek(0)
+            lines = told.read().decode(errors="replace").split("\n")
     except OSError as error:
         State.reason = str(error)
         return
@@ -99,4 +115,5 @@ def _compile_apart() -> None:
         _tell()
         LOGGER.info("compiled the C++ front door")
     elif State.reason:
-        LOGGER.info("the C++ front door could not be compiled; `onepass precompile` shows why")
+        State.reason = next(filter(None, reversed(lines)), State.reason)
+        LOGGER.info("the C++ front door could not be compiled: %s", State.reason)

@@ -17,7 +17,7 @@ from onepass.backends.compilation import need
 
 from .build import SOURCES, Recipe, load_or_compile
 from .cache import Unavailable
-from .compiler import CPP
+from .compiler import CPP, find_compiler
 
 FOLDER = SOURCES / "front_door"
 FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
@@ -28,16 +28,27 @@ LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 def load(may_compile: bool) -> Any:
     """Return the module. Raise `Unavailable` if it is not in the cache, and cannot or may not be compiled."""
     need("front door")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise Unavailable("the C++ code relies on Python's global lock, which this Python does not have")
     library = load_or_compile(RECIPE, may_compile)
     make = ctypes.PyDLL(library._name, handle=library._handle).onepass_front_door
     make.restype = ctypes.py_object
     return make()
 
 
+def check_compilable() -> None:
+    """Raise `Unavailable` if there is no compiler or no header to compile with. This takes little time."""
+    find_compiler(CPP)
+    _attempts()
+
+
 def compile_only() -> None:
-    """Compile the module into the cache, at low priority. For a process of its own."""
+    """Compile the module into the cache, at low priority, or print the reason why this failed. For a process of its own."""
     os.nice(10)
-    load_or_compile(RECIPE)
+    try:
+        load_or_compile(RECIPE)
+    except Unavailable as reason:
+        sys.exit(str(reason))
 
 
 def _key() -> str:
