@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,6 @@ OPERAND_NAMES = ("input", "weight", "bias", "running_mean", "running_var", *Opti
 MAX_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
 
 _known: dict[Kind, Launchers] = {}
-_numbers = count()
 find = _known.get
 
 
@@ -144,7 +142,6 @@ class Launchers:
 
     def __init__(self, problem: NormProblem, device: torch.device, options: Options) -> None:
         self.problem, self.options, self.device = problem, options, device
-        self.number = next(_numbers)  # tells launchers apart in compiled autograd
         self.saved_stride = problem.for_direction(BACKWARD).stride  # the strides of the saved x
         self.packed_stride = packed_stride(problem)  # the strides of the tensor that holds mean and rstd
         self.saved: list[Any] | None = None  # the signatures of the tensors that calls of this kind save

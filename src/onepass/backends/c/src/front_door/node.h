@@ -71,8 +71,8 @@ class OnepassNormBackward final : public Node {
   // Compiled autograd calls the next two. The first tells nodes apart, and the second puts a call of `by_python` into its graph. Tensors
   // are placeholders without shapes then, so nothing can be computed.
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
-    args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));  // a function of a module, which lives as long as the process
-    args.collect(number());
+    args.collect(reinterpret_cast<uint64_t>(backward_.ptr()));  // no other object gets these addresses: `run` below owns both
+    args.collect(reinterpret_cast<uint64_t>(state_.ptr()));
     for (const bool needed : needs()) {
       args.collect(needed);
     }
@@ -161,13 +161,6 @@ class OnepassNormBackward final : public Node {
       result.push_back(tensor_or_undefined(PyTuple_GET_ITEM(found.ptr(), static_cast<Py_ssize_t>(i))));
     }
     return result;
-  }
-
-  // The number of the state. Its address would not do: another state may get it later, and compiled autograd would run the graph of
-  // the old one.
-  uint64_t number() const {
-    const pybind11::gil_scoped_acquire gil;
-    return own(PyObject_GetAttrString(state_.ptr(), "number")).cast<uint64_t>();
   }
 
   object backward_;
