@@ -88,7 +88,8 @@ class OnepassNormBackward final : public Node {
       swap.before(tensor);
       saved.emplace_back(tensor.unpack(getptr()));
     }
-    const auto run = [backward = backward_, state = state_, needed = needs()](const variable_list& given, const std::vector<c10::IValue>& more) {
+    const auto run = [backward = backward_, state = state_, needed = needs()](
+                         const variable_list& given, const std::vector<c10::IValue>& more) {
       variable_list tensors = given;
       for (size_t i = 0; given[0].defined() && i < more.size(); ++i) {
         tensors.push_back(more[i].toTensor());
@@ -142,7 +143,8 @@ class OnepassNormBackward final : public Node {
     return by_python(backward_, state_, needed, tensors);
   }
 
-  static variable_list by_python(const object& backward, const object& state, const std::vector<bool>& needed, const variable_list& tensors) {
+  static variable_list by_python(
+      const object& backward, const object& state, const std::vector<bool>& needed, const variable_list& tensors) {
     const size_t count = needed.size();
     c10::SmallVector<object, 12> arguments{state, own(PyTuple_New(static_cast<Py_ssize_t>(count)))};
     for (size_t i = 0; i < count; ++i) {
