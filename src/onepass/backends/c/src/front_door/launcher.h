@@ -3,6 +3,7 @@
    A launcher handles only the usual case. It hands every other call to the Python function `careful`, which computes the same. */
 #pragma once
 
+#include "c_step.h"
 #include "python.h"
 
 #include <ATen/Context.h>
@@ -11,7 +12,6 @@
 #include <torch/csrc/Dtype.h>
 
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,7 +19,6 @@
 namespace onepass {
 
 using Integers = std::vector<int64_t>;
-using Addresses = c10::SmallVector<uintptr_t, 24>;
 
 inline Integers integers(const pybind11::handle& values) {
   return values.cast<Integers>();
@@ -49,21 +48,6 @@ struct Input {
   bool fits(const at::Tensor& t, const at::Device& device) const {
     return t.device() == device && !(contiguous && !t.is_contiguous()) && !(stride && t.strides() != *stride) &&
         !(shape && t.sizes() != *shape) && !(dtype && t.scalar_type() != *dtype);
-  }
-};
-
-// An address: that of a tensor, plus an offset in bytes. Tensors are numbered: inputs, then outputs, then counters.
-struct Address {
-  Py_ssize_t tensor;
-  int64_t offset;
-
-  static Address of(const pybind11::handle& given) {
-    const auto pair = given.cast<pybind11::tuple>();
-    return {pair[0].cast<Py_ssize_t>(), pair[1].cast<int64_t>()};
-  }
-
-  uintptr_t in(const Addresses& addresses) const {
-    return tensor < 0 ? 0 : addresses[tensor] + static_cast<uintptr_t>(offset);
   }
 };
 
@@ -114,57 +98,6 @@ struct Argument {
 struct PythonStep {
   object function;
   std::vector<Argument> arguments;
-};
-
-// A call of a C kernel: onepass_forward, onepass_track or onepass_backward of src/onepass.c.
-struct CStep {
-  enum Kind { FORWARD, TRACK, BACKWARD } kind;
-  void* function;
-  std::string problem;
-  std::vector<Address> tensors;  // one for each field of struct Tensors
-  std::vector<std::pair<Address, Address>> copies;  // from, to: copied before the call; without `from`, zeros are written
-  size_t copied_bytes;
-  object threads;  // None for one thread, or a function that returns their number
-  Address running[2];
-  Py_ssize_t momentum;  // the argument that has it
-
-  // Return whether the kernel ran.
-  bool run(const Addresses& addresses, PyObject* const* given) const {
-    std::vector<uintptr_t> pointers;
-    pointers.reserve(tensors.size());
-    for (const auto& tensor : tensors) {
-      pointers.push_back(tensor.in(addresses));
-    }
-    for (const auto& [from, to] : copies) {
-      void* target = reinterpret_cast<void*>(to.in(addresses));
-      if (from.tensor < 0) {
-        std::memset(target, 0, copied_bytes);
-      } else {
-        std::memcpy(target, reinterpret_cast<const void*>(from.in(addresses)), copied_bytes);
-      }
-    }
-    int64_t count = 1;
-    if (!threads.is_none()) {
-      count = own(PyObject_CallNoArgs(threads.ptr())).cast<int64_t>();
-    }
-    const double factor = kind == TRACK ? PyFloat_AsDouble(given[momentum]) : 0.0;
-    const void *packed = problem.data(), *fields = pointers.data();
-    pybind11::gil_scoped_release others_may_run;
-    switch (kind) {
-      case FORWARD:
-        return !reinterpret_cast<int (*)(const void*, const void*, int64_t)>(function)(packed, fields, count);
-      case BACKWARD:
-        return !reinterpret_cast<int (*)(const void*, const void*, int64_t, int64_t)>(function)(packed, fields, count, 1);
-      default:
-        return !reinterpret_cast<int (*)(const void*, const void*, int64_t, float*, float*, double)>(function)(
-            packed,
-            fields,
-            count,
-            reinterpret_cast<float*>(running[0].in(addresses)),
-            reinterpret_cast<float*>(running[1].in(addresses)),
-            factor);
-    }
-  }
 };
 
 struct Launcher {
@@ -294,25 +227,7 @@ inline PyObject* launcher(PyObject*, PyObject* given) {
     made->python_steps.push_back(std::move(one));
   }
   if (!from["c"].is_none()) {
-    const auto c = from["c"].cast<pybind11::dict>();
-    CStep step{};
-    step.kind = static_cast<CStep::Kind>(c["kind"].cast<int>());
-    step.function = reinterpret_cast<void*>(c["function"].cast<uintptr_t>());
-    step.problem = c["problem"].cast<std::string>();
-    for (const auto& tensor : c["tensors"].cast<pybind11::tuple>()) {
-      step.tensors.push_back(Address::of(tensor));
-    }
-    for (const auto& copy : c["copies"].cast<pybind11::tuple>()) {
-      const auto pair = copy.cast<pybind11::tuple>();
-      step.copies.emplace_back(Address::of(pair[0]), Address::of(pair[1]));
-    }
-    step.copied_bytes = c["copied_bytes"].cast<size_t>();
-    step.threads = c["threads"];
-    for (int i = 0; i < 2; ++i) {
-      step.running[i] = Address::of(c["running"].cast<pybind11::tuple>()[i]);
-    }
-    step.momentum = c["momentum"].cast<Py_ssize_t>();
-    made->c_step = std::move(step);
+    made->c_step = CStep::of(from["c"].cast<pybind11::dict>());
   }
   made->changed = from["changed"].cast<std::vector<Py_ssize_t>>();
   made->returns_tuple = PyTuple_Check(from["returned"].cast<object>().ptr());
