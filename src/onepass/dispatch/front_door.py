@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 
-from onepass.backends.c import front_door
 from onepass.backends.c.cache import Unavailable
 from onepass.backends.compilation import LOGGER
 from onepass.backends.front_door import FrontDoor
@@ -71,6 +70,8 @@ def _can_compile() -> bool:
     """Return whether another process should try. Starting one takes seconds, so look for a compiler first."""
     if _forbidden():
         return False
+    from onepass.backends.c import front_door  # here, so that `import onepass` does not load what compiles
+
     try:
         front_door.check_compilable()
     except Unavailable as reason:
@@ -84,6 +85,8 @@ def _open(may_compile: bool) -> bool:
     if _forbidden():
         State.reason = f"{VARIABLE}=off"
         return False
+    from onepass.backends.c import front_door
+
     try:
         module = front_door.load(may_compile)
         torch.autograd.graph.Node.register(module.node_type)

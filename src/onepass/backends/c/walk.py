@@ -41,7 +41,9 @@ class Walk(NamedTuple):
     fold: int = 1  # how many narrow rows are walked as one; only with `tile`
 
 
-SHORT = 64  # elements; with shorter runs, the kernels go row by row across the sets
+SHORT = 64  # elements; with shorter runs, the kernels always go row by row across the sets
+MANY = 64  # rows of a dense x; if a sample has as many, they do so for longer runs, too. Set by set would use parts of rows only
+WIDE = 512  # elements; a wider row that is one set is faster by itself
 
 
 NARROW = 1024  # elements; several rows are walked as one row if that row is at most this wide
@@ -59,7 +61,8 @@ def walk_of(problem: NormProblem) -> Walk:
         flat = [_flat(map_, t) for map_ in maps]
         if None not in flat:
             return Walk((o, 1, 1, r * t), (xo, 0, 0), *flat, tile=False, copies=copies)  # pyright: ignore[reportArgumentType]
-    tile, fold = r > 1 and t < SHORT, 1
+    dense = xr == s * t and (xs == t or s == 1)
+    tile, fold = r > 1 and (t < SHORT or (dense and r >= MANY and (s > 1 or t <= WIDE))), 1
     if tile and xr == s * t and not maps[0].b and not maps[1].b:
         fold = max(k for k in range(1, max(min(NARROW // (s * t), r // 16), 1) + 1) if r % k == 0)
     return Walk((o, r // fold, s, t), (xo, xr * fold, xs), *maps, tile, copies, fold)

@@ -61,6 +61,7 @@ typedef struct {
     void (*column_moments_in_double)(double *restrict mean, double *restrict m2, const TypedRow *rows, int64_t count, int64_t n,
                                      int centered);
     void (*normalize_columns)(void *y, TypedRow x, FloatArray mean, FloatArray factor, FloatArray term, int64_t n);
+    void (*normalize_two_rows)(void *y0, void *y1, TypedRow x0, TypedRow x1, FloatArray mean, FloatArray factor, FloatArray term, int64_t n);
     void (*normalize_columns_uniform)(void *y, TypedRow x, FloatArray mean, FloatArray rstd, float gain, float term, int64_t n);
     void (*add_column_products)(float *restrict a, float *restrict b, TypedRow x, TypedRow dz, FloatArray mean, FloatArray rstd, int64_t n);
     void (*add_column_products_weighted)(float *restrict a, float *restrict b, TypedRow x, TypedRow dz, FloatArray mean, FloatArray rstd,

@@ -258,6 +258,28 @@ VECTOR_LOOP void TYPED(normalize_columns)(void *y, const void *row, const float 
     WRITE_EACH(out, NORMALIZED_COLUMN);
 }
 
+/* As normalize_columns, for two rows at a time. mean, factor and term are read once for both.
+   8 images of 128×128×128 in float32 took 7.1 ms with one row at a time, 7.3 ms with two, and 6.2 ms with the prefetches, too. Torch
+   took 6.5 ms (two Neoverse-N1 cores, November 2026). 64 lines ahead took 6.6 ms, and 256 took 6.3 ms. */
+VECTOR_LOOP void TYPED(normalize_two_rows)(void *y0, void *y1, const void *row0, const void *row1, const float *restrict mean,
+                                           const float *restrict factor, const float *restrict term, int64_t n) {
+    const T *restrict x0 = row0, *restrict x1 = row1;
+    T *restrict out0 = y0, *restrict out1 = y1;
+#define NORMALIZE_TWO(VALUE, ELEMENT, FLOAT, WRITE)                                   \
+    VALUE center = FLOAT(mean), scale = FLOAT(factor), shift = FLOAT(term);           \
+    VALUE first = (ELEMENT(x0) - center) * scale + shift;                             \
+    VALUE second = (ELEMENT(x1) - center) * scale + shift;                            \
+    WRITE(out0 + i, first), WRITE(out1 + i, second);
+    int64_t i = 0;
+    while (i + LINE <= n) {
+        prefetch_line(x0 + i + LINES_AHEAD * LINE), prefetch_line(x1 + i + LINES_AHEAD * LINE);
+        for (int k = 0; k < LINE; k += LANES, i += LANES) { NORMALIZE_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, JOIN(write_vector, T)) }
+    }
+    for (; i + LANES <= n; i += LANES) { NORMALIZE_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, JOIN(write_vector, T)) }
+    for (; i < n; i++) { NORMALIZE_TWO(float, ELEMENT_ONE, FLOAT_ONE, JOIN(write_one, T)) }
+#undef NORMALIZE_TWO
+}
+
 VECTOR_LOOP void TYPED(normalize_columns_uniform)(void *y, const void *row, const float *restrict mean, const float *restrict rstd,
                                                   float uniform_gain, float uniform_term, int64_t n) {
     const T *restrict x = row;
@@ -331,6 +353,7 @@ VECTOR_LOOP void TYPED(dx_columns_uniform)(void *to, const void *row, const void
     JOIN(gradient_sums_uniform, type), JOIN(gradient_sums, type), JOIN(add_products, type),                           \
     JOIN(dx_rows, type), JOIN(dx_uniform, type), JOIN(add_rows, type),                                                \
     JOIN(add_row_deviations, type), JOIN(column_moments_in_double, type), JOIN(normalize_columns, type),              \
+    JOIN(normalize_two_rows, type),                                                                                   \
     JOIN(normalize_columns_uniform, type), JOIN(add_column_products, type), JOIN(add_column_products_weighted, type), \
     JOIN(add_column_products_uniform, type), JOIN(row_sums, type), JOIN(row_products, type),                          \
     JOIN(dx_columns, type), JOIN(dx_columns_uniform, type),                                                           \

@@ -208,6 +208,7 @@ static inline void prefetch(const void *memory, int64_t index, int64_t n, int64_
 
 /* Prefetch one cache line among other work, on ARM only. Its cores follow only a few streams by themselves, so this helps
    loops over several. Column moments took 0.28 ns an element instead of 0.38 (Neoverse N1, November 2026). */
+enum { LINES_AHEAD = 128 }; /* 8 KB */
 static inline void prefetch_line(const void *address) {
 #if defined(__aarch64__)
     __builtin_prefetch(address, 0, 3);

@@ -83,17 +83,37 @@ static int row_is_uniform(const Problem *problem) {
         (!has_modulation(problem) || is_constant(problem, &problem->modulation_map));
 }
 
+/* Set buffers->factor to rstd·gain for each column, and return the slot with gain and term. */
+static const AffineSlot *column_factors(const Problem *problem, const Tensors *tensors, int64_t o, int64_t r, int64_t j, int64_t n,
+                                        TileBuffers *buffers) {
+    const AffineSlot *slot = affine_cache_get(&buffers->affine, problem, tensors, o, r, j, n);
+    memcpy(buffers->factor, buffers->rstd, (size_t)n * 4);
+    multiply_by(buffers->factor, slot->gain, n);
+    return slot;
+}
+
 static void tile_normalize_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1, int64_t j0, int64_t j1, TileBuffers *buffers) {
     const Problem *problem = tiles->problem;
     const Tensors *tensors = tiles->tensors;
     int parameters_vary = parameters_vary_by_row(problem);
+    int in_pairs = !tiles->uniform && !parameters_vary && !problem->activation && !problem->residual_type && problem->x_type == problem->type;
     affine_cache_clear(&buffers->affine);
     for (int64_t j = j0; j < j1; j += BLOCK) {
         int64_t n = min(BLOCK, j1 - j);
         const AffineSlot *slot = NULL;
         expand_statistic(buffers->mean, tensors->mean, problem, o, j, n);
         expand_statistic(buffers->rstd, tensors->rstd, problem, o, j, n);
-        for (int64_t r = r0; r < r1; r++) {
+        int64_t r = r0;
+        if (in_pairs && r1 - r0 > 1) {
+            slot = column_factors(problem, tensors, o, r, j, n, buffers);
+            for (; r + 2 <= r1; r += 2)
+                loops_for[problem->type].normalize_two_rows(
+                    mutable_element_at(tensors->y, dense_index(problem, o, r, j), problem->type),
+                    mutable_element_at(tensors->y, dense_index(problem, o, r + 1, j), problem->type),
+                    element_at(tensors->x, x_index(problem, o, r, j), problem->type),
+                    element_at(tensors->x, x_index(problem, o, r + 1, j), problem->type), buffers->mean, buffers->factor, slot->term, n);
+        }
+        for (; r < r1; r++) {
             int64_t index = dense_index(problem, o, r, j);
             TypedArray x = norm_input(problem, tensors, o, r, j, n, (int)problem->given_statistics, buffers->x);
             LoopOperands loop = loop_operands(problem, !problem->activation, x, tensors->y, index, n, buffers->x, buffers->out);
@@ -106,11 +126,7 @@ static void tile_normalize_rows(const TileJob *tiles, int64_t o, int64_t r0, int
                 uniform_affine(problem, tensors, o, r, j, &gain, &term);
                 loops_for[loop.type].normalize_columns_uniform(loop.out, loop.x, buffers->mean, buffers->rstd, gain, term, n);
             } else {
-                if (parameters_vary || !slot) {
-                    slot = affine_cache_get(&buffers->affine, problem, tensors, o, r, j, n);
-                    memcpy(buffers->factor, buffers->rstd, (size_t)n * 4);
-                    multiply_by(buffers->factor, slot->gain, n);
-                }
+                if (parameters_vary || !slot) slot = column_factors(problem, tensors, o, r, j, n, buffers);
                 loops_for[loop.type].normalize_columns(loop.out, loop.x, buffers->mean, buffers->factor, slot->term, n);
             }
             if (problem->activation) activate(tensors->y, index, loop.out, n, problem->activation, problem->type);
