@@ -109,6 +109,7 @@ class Variant:
         self.make_inputs = lambda model: entry.inputs(model, small)
         self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
+        self.plain_step: Step | None = None  # made on first use
         self.expected: dict[str, Tensor] | None = None
 
     def ready(self, mode: str) -> Record:
@@ -180,7 +181,17 @@ class Variant:
 
         With `warm`, one step comes before, because another process has used the machine in the meantime.
         """
-        step = self.steps[mode]
+        return self._seconds(self.steps[mode], steps, warm)
+
+    def plain_seconds(self, mode: str, steps: int, warm: bool) -> float:
+        """As `seconds` in eager mode, for the model before `patch`, which this process also has."""
+        assert mode == EAGER, mode
+        if self.plain_step is None:
+            self.plain_step = Step(self.entry, self.plain, self.make_inputs(self.plain), self.entry.forward)
+            self.plain_step()
+        return self._seconds(self.plain_step, steps, warm)
+
+    def _seconds(self, step: Step, steps: int, warm: bool) -> float:
         with nullcontext() if self.device == "cpu" else same_cores():
             if warm:
                 step()

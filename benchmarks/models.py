@@ -13,10 +13,10 @@ relative error of each may be twice that of the unpatched model plus one roundin
 exact rule. If it is larger, no time is reported.
 
 A variant is a model before or after `onepass.patch`. Each variant has its own process. All processes prepare at the same
-time, since compiling takes minutes. Then the models are measured one by one, while the other processes wait. Before and
-after take turns, in pairs of a few steps each. A sample is the wall-clock time of its steps, with one synchronization at
-the end. The ratio of a row is the median over all pairs, with a 95 % interval; step_ratio.py has the verdict. At the end a
-profiler adds up the time of all GPU kernels.
+time, since compiling takes minutes. Then the models are measured one by one, while the other processes wait. Eager steps of
+both variants are timed in the process of the patched one. Before and after take turns, in pairs of a few steps each. A
+sample is the wall-clock time of its steps, with one synchronization at the end. The ratio of a row is the median over all
+pairs, with a 95 % interval; step_ratio.py has the verdict. At the end a profiler adds up the time of all GPU kernels.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from onepass.bench.terminal import progress
 from onepass.dispatch import front_door
 
 from .model_table import text
-from .model_variant import MODES, PROVIDERS, error_ratio, total_error
+from .model_variant import EAGER, MODES, PROVIDERS, error_ratio, total_error
 from .model_zoo import ENTRIES, Entry
 from .shared_memory import SharedMemory
 from .step_ratio import LEAST_PAIRS, gpu_ratio, step_ratio, verdict
-from .variant_process import Failed, VariantProcess
+from .variant_process import BeforeInOneProcess, Failed, VariantProcess
 
 MEMORY = 80  # GB of GPU memory for the steps of all models while they prepare: of 141 on an H200, parameters and contexts take 45
 SAMPLE = 0.06  # seconds of a sample, roughly
@@ -179,7 +179,8 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]], 
         for entry, pair in progress(children.items(), len(children), lambda item: item[0].name, log=True):
             late = time.monotonic() > end
             said = [f"not measured within {args.limit:g} s" if late and isinstance(one, dict) else one for one in ready[entry]]
-            results[entry, mode] = measure(entry, mode, pair, said, origin, args.pairs)
+            timed = [BeforeInOneProcess(*pair), pair[1]] if mode == EAGER else pair
+            results[entry, mode] = measure(entry, mode, timed, said, origin, args.pairs)
             _write(args.out, results[entry, mode])
     _profile(args, children, results, start + args.limit)
     return [found for pair in results.values() for found in pair]

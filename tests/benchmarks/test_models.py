@@ -13,6 +13,7 @@ from benchmarks import model_table, model_variant, model_zoo, models, report, re
 from benchmarks.model_variant import MODES, SharedMemory, Step, Variant, _kernel_names, error_ratio
 from benchmarks.model_zoo import ENTRIES, Entry
 from benchmarks.models import PROVIDERS, Failed, measure
+from benchmarks.variant_process import BeforeInOneProcess
 from onepass.bench import record
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +212,25 @@ def test_pairs_take_turns():
     order.clear()
     measure(toy(False), "eager", [Asked(0.2, order)] * 2, ready, {}, 6)
     assert order[-3][2:] == (2, False)  # long steps have no warm-up
+
+
+def test_eager_steps_are_timed_in_one_process():
+    order = []
+    before, after = Asked(0.015, order), Asked(0.01, order)
+    after.call = lambda method, *args: order.append(method) or 0.02
+    both = BeforeInOneProcess(before, after)
+    assert both.call("seconds", "eager", 2, True) == 0.02 and both.call("rest") is None
+    assert [entry if isinstance(entry, str) else entry[0] for entry in order] == ["plain_seconds", "rest"]
+
+
+def test_the_process_of_the_patched_model_has_the_other_one(monkeypatch):
+    monkeypatch.setattr(json, "__version__", "2", raising=False)
+    variant = Variant(toy(True), True, True, "cpu", "inductor", SharedMemory(2))
+    variant.ready("eager")
+    assert variant.plain_seconds("eager", 2, True) > 0 and variant.plain_step.model is variant.plain
+    assert variant.plain_step.taken == 4 and variant.steps["eager"].taken == 1
+    kinds = [{type(module) for module in model.modules()} for model in (variant.plain, variant.model)]
+    assert kinds[0] != kinds[1]
 
 
 def test_graphs_of_each_mode(monkeypatch):

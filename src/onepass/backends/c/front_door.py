@@ -67,7 +67,8 @@ def _attempts() -> list[list[str]]:
     headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include")]
     if not (Path(headers[-1]) / "Python.h").is_file():
         raise Unavailable(f"Python's headers are missing from {headers[-1]}: install them (python3-dev)")
-    before, after = [f"-I{path}" for path in headers], [str(FOLDER / "front_door.cpp"), f"-L{folder / 'lib'}", *LIBRARIES]
+    strings = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"  # the kind that torch was compiled with
+    before, after = [strings, *(f"-I{path}" for path in headers)], [str(FOLDER / "front_door.cpp"), f"-L{folder / 'lib'}", *LIBRARIES]
     return [[*FLAGS, standard, *before, *after] for standard in STANDARDS]
 
 
