@@ -1,1 +1,1 @@
-"""From a call to a launcher: routes, the cache of launchers, autograd, torch.library, torch.compile."""
+"""From a call to a launcher: routes, the cache of launchers, autograd, the front door in C++, torch.library, torch.compile."""

@@ -1,1 +1,1 @@
-"""The CPU kernels in C: compiled on first use, called through ctypes."""
+"""The CPU kernels in C, and the front door in C++: compiled on first use, for this machine."""
