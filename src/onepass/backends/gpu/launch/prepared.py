@@ -50,6 +50,9 @@ class Code(str):
     """Python code that stands for an argument of a call."""
 
 
+STREAM = Code("stream")
+
+
 def prepared(
     chain: Chain,
     arguments: Sequence[str],
@@ -77,7 +80,7 @@ def prepared(
         made,
         (on_current_gpu, on_current_gpu_unfilled()),
         returned,
-        steps=[launcher_of(kernel, device, Stream, [_at(chain, name) for name in operands]) for kernel, operands in chain.steps],
+        steps=[launcher_of(kernel, device, [_at(chain, name) for name in operands], Stream) for kernel, operands in chain.steps],
         alignment=ALIGNMENT,
         stream_of=stream.current_raw_stream,
         counters_of=counters,
@@ -142,7 +145,7 @@ class _Written:
         if self.chain.descriptor:
             yield f"{DESCRIPTOR}_at = descriptor_of({self.chain.inputs[0]})"
         for kernel, operands in self.chain.steps:
-            launch, arguments = launcher_of(kernel, self.device, Code("stream"), [self.address(name) for name in operands])
+            launch, arguments = launcher_of(kernel, self.device, [self.address(name) for name in operands])
             yield f"{self.code(launch)}({', '.join(map(self.code, arguments))})"
 
     def address(self, name: str) -> Code:
@@ -163,7 +166,7 @@ class _Written:
         return name
 
 
-def launcher_of(kernel: Kernel, device: int, stream: Any, pointers: Sequence[Any]) -> tuple[Callable[..., Any], Sequence[Any]]:
+def launcher_of(kernel: Kernel, device: int, pointers: Sequence[Any], stream: Any = STREAM) -> tuple[Callable[..., Any], Sequence[Any]]:
     """Return the function that launches a kernel, and its arguments. `stream` and `pointers` stand for what only a call knows.
 
     Triton's launcher is a Python function around a compiled one. The Python part takes 1.5 µs, mostly for scratch memory, which our

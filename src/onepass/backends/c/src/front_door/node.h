@@ -182,11 +182,20 @@ Pointer own_node(OnepassNormBackward* node) {
   }
 }
 
+// node.apply(*gradients), which nodes of torch.autograd.Function have. A node of torch itself is only called: node(*gradients).
+inline PyObject* apply_node(PyObject* node, PyObject* gradients) {
+  return Py_TYPE(node)->tp_call(node, gradients, nullptr);
+}
+
 // The Python type of `y.grad_fn`. Without it, torch would use one type for all nodes that it does not know.
 inline PyObject* node_type() {
   static PyTypeObject type;
+  static PyMethodDef method = {"apply", apply_node, METH_VARARGS, nullptr};
   static const bool registered = [] {
     _initFunctionPyTypeObject(type, "OnepassNormBackward", nullptr, nullptr);
+    const object described = own(PyDescr_NewMethod(&type, &method));
+    PyDict_SetItemString(type.tp_dict, "apply", described.ptr());
+    PyType_Modified(&type);
     registerCppFunction(typeid(OnepassNormBackward), &type);
     return true;
   }();
