@@ -210,7 +210,8 @@ def steps_agree(autocast, channels_last, wrap=lambda model: model):
     assert (found - expected).norm() <= (0.05 if autocast else 1e-5) * expected.norm()
 
 
-@pytest.mark.parametrize("autocast, channels_last", [(False, False), (True, True)])
+# In bfloat16, convolutions take 40 s on a CPU without instructions for it.
+@pytest.mark.parametrize("autocast, channels_last", [(False, False), pytest.param(True, True, marks=pytest.mark.slow)])
 def test_a_diffusion_training_step(autocast, channels_last):
     steps_agree(autocast, channels_last)
 
