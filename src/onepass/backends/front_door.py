@@ -1,11 +1,15 @@
-"""Launchers in C++, which need little host time. They are there once the front door is open.
+"""Launchers in C++, which need little host time. They exist only while the front door is open.
 
-The front door is a Python module in C++. backends/c compiles it, and dispatch/front_door.py opens it, by
-setting `FrontDoor`. Until then, and where it cannot be compiled, Python does the same work.
+The front door is a Python module in C++. backends/c/front_door.py compiles and loads it. dispatch/front_door.py decides when, and
+opens it: it sets the attributes of `FrontDoor`. While the front door is closed, Python does the same work.
 
 `launcher` in this file describes a launch to the C++ code (backends/c/src/front_door/launcher.h). In each call a launcher checks its
 inputs, allocates its outputs, and runs its steps. It handles only the usual case. It hands all other calls to `careful`, a Python
-function that computes the same: if a tensor is on another device, has another layout or has no memory, or if an address is not aligned.
+function that computes the same. A call is unusual if
+
+- a tensor is on another device, has another layout, or has no memory,
+- an address is not aligned, or
+- a C kernel cannot allocate memory. Then `careful` tries again, and raises MemoryError if that fails, too.
 """
 
 from __future__ import annotations
@@ -22,15 +26,15 @@ Launcher = Callable[..., Any]
 
 
 class FrontDoor:
-    """The functions of the module in C++, or None while it is closed."""
+    """The functions of the module in C++. They are None while the front door is closed."""
 
     launcher: Callable[[dict[str, Any]], Launcher] | None = None
-    memory: Any = None  # a function that returns an empty list for `remember`, see src/front_door/remembered.h
-    remember: Callable[..., None] | None = None
+    memory: Any = None  # a function that returns a new, empty list of backwards (c/src/front_door/remembered.h)
+    remember: Callable[..., None] | None = None  # adds a backward to such a list
 
 
 class New(NamedTuple):
-    """An output, which each call allocates."""
+    """An output. Each call allocates it anew."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -38,7 +42,7 @@ class New(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The strides, shape and dtype that an input must have. None allows any."""
+    """The strides, shape and dtype that an input must have. None allows any. With `contiguous`, it must be contiguous."""
 
     stride: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
@@ -66,17 +70,17 @@ class Descriptor:
 
 
 class CStep(NamedTuple):
-    """A call of a C kernel. The names are those of launcher.h."""
+    """A call of a C kernel. The struct CStep in c_step.h has the same fields."""
 
     kind: int  # 0: onepass_forward, 1: onepass_track, 2: onepass_backward
     function: int  # its address
-    problem: bytes
-    tensors: Sequence[At | None]  # one for each field of struct Tensors
-    threads: Callable[[], int] | None  # None: one thread
-    copies: Sequence[tuple[At | None, At]] = ()  # from, to: copied before the call; without `from`, zeros are written
-    copied_bytes: int = 0
-    running: tuple[At | None, At | None] = (None, None)
-    momentum: int = -1  # the place of the momentum among the arguments
+    problem: bytes  # a packed struct Problem (c/src/problem.h)
+    tensors: Sequence[At | None]  # one for each field of struct Tensors; None: a null pointer
+    threads: Callable[[], int] | None  # returns the number of threads; None: one thread
+    copies: Sequence[tuple[At | None, At]] = ()  # (source, target), copied before the call; if source is None, zeros are written
+    copied_bytes: int = 0  # the size of each copy
+    running: tuple[At | None, At | None] = (None, None)  # running_mean and running_var, only for onepass_track
+    momentum: int = -1  # the index of the momentum among the arguments, only for onepass_track
 
 
 def launcher(
@@ -98,8 +102,11 @@ def launcher(
     """Return a function that takes the `arguments` and returns the outputs in `returned`, or None if the front door is closed.
 
     `device` is the number of a GPU, or -1 for the CPU. `allocate` has two functions for new tensors. The first is for torch's
-    deterministic mode, in which new memory is filled. Arguments of steps may be At, Stream or Descriptor, also inside tuples.
-    Among the tensors that steps name, "counters" is what `counters_of(device, stream)` returns.
+    deterministic mode, in which new memory is filled. `changed` names the arguments that the kernels change in place.
+
+    Each of the `steps` is a Python function that launches a GPU kernel, and its arguments. At, Stream and Descriptor among the
+    arguments, also inside tuples, stand for values that differ in each call. `At("counters")` is the address of the tensor that
+    `counters_of(device, stream)` returns.
     """
     if FrontDoor.launcher is None:
         return None
@@ -125,7 +132,7 @@ def launcher(
 
 
 def _argument(value: Any, numbers: Mapping[str, int]) -> tuple[int, Any]:
-    """Return (kind, value) of an argument, with the numbers of `Argument` in launcher.h."""
+    """Return (kind, value) of an argument. The kinds are those of `Argument::Kind` in launcher.h."""
     if isinstance(value, At):
         return 1, _at(value, numbers)
     if value is Stream:

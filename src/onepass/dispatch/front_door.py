@@ -1,7 +1,8 @@
 """Opens the front door: the autograd function and the launchers in C++ (backends/front_door.py).
 
-The first norm of a process looks for the compiled module in the cache. If it is not there, another process compiles it, once per
-machine and version of torch. It goes on if this process ends. Until it is done, Python does the same work. Both give the same results.
+The first norm of a process looks for the compiled module in the cache. If it is not there, another process compiles it, once for
+each version of torch and Python. That process continues if this one ends. Until the module is loaded, Python does the same work. Both
+give the same results.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from onepass.backends.front_door import FrontDoor
 from .node import Node
 
 VARIABLE = "ONEPASS_FRONT_DOOR"
-# Python puts the current folder first on the path of `-c`. Its files must not take the place of modules.
+# With `-c`, Python searches the current folder for modules first. Remove it: a file there could have the name of a module.
 _COMPILE = "import sys; sys.path = list(filter(None, sys.path)); from onepass.backends.c import front_door; front_door.compile_only()"
 
 
 class State:
     started = False
     reason = "no norm was computed yet"  # why Python does the work; "" once the front door is open
-    listeners: ClassVar[list[Callable[[], None]]] = []  # called when it opens or closes after the first norm
+    listeners: ClassVar[list[Callable[[], None]]] = []  # called if the front door opens or closes later than in `start`
 
 
 def start() -> None:
-    """Open the front door if it is compiled. Otherwise, compile it in the background. Only the first call does something."""
+    """Open the front door if it is compiled. Otherwise, compile it in the background. Only the first call has an effect."""
     if State.started:
         return
     State.started = True
@@ -51,7 +52,7 @@ def open_now() -> str:
 
 
 def close() -> None:
-    """Let Python do the work, also in later calls. For tests and comparisons."""
+    """Close the front door: Python does the work from now on. For tests and comparisons."""
     State.started, State.reason = True, "it was closed"
     Node.apply, FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = Node.in_python, None, None, None
     _tell()
@@ -67,10 +68,10 @@ def _forbidden() -> bool:
 
 
 def _can_compile() -> bool:
-    """Return whether another process should try. Starting one takes seconds, so look for a compiler first."""
+    """Return whether another process should try to compile. Starting one takes seconds, so look for a compiler first."""
     if _forbidden():
         return False
-    from onepass.backends.c import front_door  # here, so that `import onepass` does not load what compiles
+    from onepass.backends.c import front_door  # imported here, so that `import onepass` does not load the code that compiles
 
     try:
         front_door.check_compilable()
@@ -81,7 +82,7 @@ def _can_compile() -> bool:
 
 
 def _open(may_compile: bool) -> bool:
-    """Return whether the front door is open now."""
+    """Try to open the front door. Return whether it is open now. If not, `State.reason` says why."""
     if _forbidden():
         State.reason = f"{VARIABLE}=off"
         return False
@@ -93,7 +94,7 @@ def _open(may_compile: bool) -> bool:
         FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = module.launcher, module.remember, module.memory
         Node.apply = module.apply
         State.reason = ""
-    except Exception as error:  # also a library that does not fit: Python can still do the work
+    except Exception as error:  # such as a library that does not fit this torch: Python can still do the work
         State.reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
     return not State.reason
 
@@ -107,7 +108,7 @@ def _compile_apart() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     nothing, command = subprocess.DEVNULL, [sys.executable, "-c", _COMPILE]
     try:
-        with tempfile.TemporaryFile() as told:  # a pipe would break if this process ends first
+        with tempfile.TemporaryFile() as told:  # not a pipe: it would break if this process ended first
             subprocess.run(command, stdin=nothing, stdout=nothing, stderr=told, env=environment, start_new_session=True, check=False)
             told.seek(0)
             lines = told.read().decode(errors="replace").split("\n")

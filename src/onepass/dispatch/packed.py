@@ -1,7 +1,8 @@
-"""Norms with gradients that need little host time. They save mean and rstd in one tensor, called statistics.
+"""Norms with gradients that need little host time. They save mean and rstd packed in one tensor, called statistics (or `stats`).
 
 A backward must check the tensors that it gets. It skips the checks if an earlier backward of its kind has checked tensors like these.
-recent.py makes that comparison.
+The comparison is made by the autograd function in C++ (remembered.h) while the front door is open. Otherwise, and if that finds no
+earlier backward, `was_checked` makes it, with functions of recent.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Running = list[Any]  # [running_mean, running_var, momentum]; emptied when the r
 
 
 def plain_norm(launchers: Launchers, x: Tensor, weight: Tensor | None, bias: Tensor | None, *given: Tensor | None) -> Tensor:
-    """Return y, which autograd can differentiate. The only other operands are `given` statistics.
+    """Return y, which autograd can differentiate. `given` is empty, or has a mean and a variance to normalize with.
 
     The family must have a `train_forward` and a `train_backward`. `Norm` (autograd.py) does the same with more host time.
     """
@@ -65,7 +66,7 @@ def _extras_forward(launchers: Launchers, x, weight, bias, residual, scale, shif
 
 
 def _saved(launchers: Launchers, x, weight, bias, *others) -> tuple[Any, ...]:
-    """Return the tensors to save, and note their signatures in the first call of a kind."""
+    """Return the tensors to save. The first call of a kind stores their signatures in `launchers.packed`."""
     saved = x, weight, None if launchers.drops_bias else bias, *others
     if launchers.packed is None:
         launchers.packed = signatures(saved)
@@ -73,7 +74,7 @@ def _saved(launchers: Launchers, x, weight, bias, *others) -> tuple[Any, ...]:
 
 
 def _plain_backward(launchers: Launchers, needs: tuple[bool, ...], dy: Tensor | None, *saved):
-    no_more = (None, None) if len(needs) == 5 else ()  # gradients of given statistics
+    no_more = (None, None) if len(needs) == 5 else ()  # given statistics are inputs, too, but have no gradients
     if dy is None:
         return None, None, None, *no_more
     if was_checked(launchers, dy, None, saved):
@@ -106,7 +107,7 @@ def _extras_backward(launchers: Launchers, needed: tuple[bool, ...], dy: Tensor 
             pass
     again, own = None, launchers.problem.dtype
     if dtypes == (own, own) or not added:  # otherwise dx must be converted
-        x = 2 if added else 1  # the place of x, after dy and dsum
+        x = 2 if added else 1  # the index of x among dy, dsum (if there is one), x, …
         arguments = 0, x, x + 1, x + (1 if launchers.drops_bias else 2), x + 3, x + 4, x + 5, 1 if added else -1
         results = 0, 1, 2, 0 if added else -1, 3, 4
         again = Again(needed, (dy, *others), launchers.train_extras_backward, arguments, needs, results)
@@ -139,7 +140,10 @@ def was_checked(launchers: Launchers, dy: Tensor, dsum: Tensor | None, saved: Se
 def packed_backward(
     launchers: Launchers, dy: Tensor, dsum: Tensor | None, unpacked: Sequence[Any], needs: Needs, again: Again | None
 ) -> Gradients:
-    """Check the tensors of a backward of this file, and compute the gradients. Remember the tensors, so that the next need no check."""
+    """Check the tensors of a backward of this file, and compute the gradients. Remember the tensors, so that similar ones need no check.
+
+    `unpacked` are the saved tensors, as autograd returned them. `again` describes the backward for the autograd function in C++.
+    """
     way, problem = route_backward(dy, dsum, *unpacked), launchers.problem
     tensors = unpacked if signatures(unpacked) == launchers.packed else as_saved(problem.spec, unpacked, launchers.packed or (), True)
     x, weight, bias, stats, *extras = tensors

@@ -1,4 +1,4 @@
-"""Compile and load the front door: src/front_door, a Python module in C++. dispatch/front_door.py decides when."""
+"""Compile and load the front door, a Python module in C++ (src/front_door). dispatch/front_door.py decides when."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ LIBRARIES = ("-ltorch_python", "-ltorch_cpu", "-lc10")
 
 
 def load(may_compile: bool) -> Any:
-    """Return the module. Raise `Unavailable` if it is not in the cache, and cannot or may not be compiled."""
+    """Return the module, from the cache or compiled now. Raise `Unavailable` if it is in no cache and cannot be compiled.
+
+    With `may_compile=False` nothing is compiled.
+    """
     need("front door")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise Unavailable("the C++ code relies on Python's global lock, which this Python does not have")
@@ -37,13 +40,16 @@ def load(may_compile: bool) -> Any:
 
 
 def check_compilable() -> None:
-    """Raise `Unavailable` if there is no compiler or no header to compile with. This takes little time."""
+    """Raise `Unavailable` if the C++ compiler or Python's headers are missing. This takes little time."""
     find_compiler(CPP)
     _attempts()
 
 
 def compile_only() -> None:
-    """Compile the module into the cache, at low priority, or print the reason why this failed. For a process of its own."""
+    """Compile the module into the cache, at low priority. If this fails, print the reason and exit.
+
+    This is for a separate process: it changes the priority of the process.
+    """
     os.nice(10)
     try:
         load_or_compile(RECIPE)
@@ -67,7 +73,7 @@ def _attempts() -> list[list[str]]:
     headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include", sysconfig.get_path("include")]
     if not (Path(headers[-1]) / "Python.h").is_file():
         raise Unavailable(f"Python's headers are missing from {headers[-1]}: install them (python3-dev)")
-    strings = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"  # the kind that torch was compiled with
+    strings = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"  # the kind of std::string that torch was compiled with
     before, after = [strings, *(f"-I{path}" for path in headers)], [str(FOLDER / "front_door.cpp"), f"-L{folder / 'lib'}", *LIBRARIES]
     return [[*FLAGS, standard, *before, *after] for standard in STANDARDS]
 

@@ -1,4 +1,7 @@
-"""The launchers of minimal.py in C++. This file describes them for backends/front_door.py."""
+"""Makes launchers in C++ that do the same as the Python launchers of minimal.py. This file only describes them.
+
+backends/front_door.py passes the descriptions to the C++ code. `careful` is the Python launcher, which handles unusual calls.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ ALLOCATE = on_cpu, on_cpu_unfilled()
 
 
 def described_forward(call: Call, careful: Callable[..., Any], train: bool, tracks: bool = False) -> Launcher | None:
-    """Return `infer`, `train_forward`, `track` or `train_track` of minimal.py in C++, or None if the front door is closed."""
+    """Return the launcher of `infer`, `train_forward`, `track` or `train_track` in C++, or None if the front door is closed.
+
+    `train` and `tracks` choose which of the four: `track` is the one with `tracks` only, `train_track` the one with both.
+    """
     problem, library = call.problem, call.library
     statistic = Layout(problem.stat_stride, problem.stat_shape, torch.float32)
     inputs = {"x": Layout()} | _parameters(problem)
@@ -68,7 +74,10 @@ def described_forward(call: Call, careful: Callable[..., Any], train: bool, trac
 def described_backward(
     call: Call, careful: Callable[..., Any], needs: tuple[bool, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Launcher:
-    """Return `train_backward` of minimal.py in C++, for these gradients. It reads only shapes and dtypes from weight and bias."""
+    """Return the launcher of `train_backward` in C++, or one in Python if the front door is closed.
+
+    `needs` says which of dx, dweight and dbias are computed. Only the shapes and dtypes of weight and bias are read here.
+    """
     problem, second = call.problem, 4 * packed_stride(call.problem)[0]
     inputs = {"dy": Layout(), "x": Layout()} | _parameters(problem) | {"statistics": Layout()}
     outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)} if needs[0] else {}
