@@ -30,10 +30,10 @@ def load(may_compile: bool) -> Any:
 
     With `may_compile=False` nothing is compiled.
     """
-    need("front door")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise Unavailable("the C++ code relies on Python's global lock, which this Python does not have")
     library = load_or_compile(RECIPE, may_compile)
+    need("front door")  # not earlier: a front door that cannot be compiled does not count
     make = ctypes.PyDLL(library._name, handle=library._handle).onepass_front_door
     make.restype = ctypes.py_object
     return make()

@@ -81,6 +81,9 @@ struct CStep {
       count = own(PyObject_CallNoArgs(threads.ptr())).cast<int64_t>();
     }
     const double factor = kind == TRACK ? PyFloat_AsDouble(given[momentum]) : 0.0;
+    if (PyErr_Occurred()) {  // the momentum is no number
+      throw_python_error();
+    }
     const void *packed = problem.data(), *fields = pointers.data();
     pybind11::gil_scoped_release others_may_run;
     switch (kind) {

@@ -51,7 +51,7 @@ struct Input {
   }
 };
 
-// An argument of a step: a constant, an address, the stream, or a tuple of arguments.
+// An argument of a step: a constant, an address, the stream, a descriptor of the first input, or a tuple of arguments.
 struct Argument {
   enum Kind { CONSTANT, ADDRESS, STREAM, DESCRIPTOR, TUPLE } kind;
   object constant;

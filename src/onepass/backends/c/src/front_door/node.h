@@ -1,5 +1,6 @@
 /* An autograd function like torch.autograd.Function, which needs a fraction of its host time. dispatch/node.py has the same in
-   Python, and describes the arguments. Python code computes. This file saves tensors, and links the result to the graph. */
+   Python, and describes the arguments. Python code computes, except for a backward
+   that is like a remembered one. This file saves tensors, and links the result to the graph. */
 #pragma once
 
 #include "python.h"

@@ -1,4 +1,4 @@
-/* What both parts of the front door need: owned Python objects, calls, and errors. Everything here needs the GIL. */
+/* What all parts of the front door need: owned Python objects, calls, and errors. Everything here needs the GIL. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
