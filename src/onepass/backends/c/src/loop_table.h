@@ -74,10 +74,6 @@ typedef struct {
                        int64_t n);
     void (*dx_columns_uniform)(void *dx, TypedRow x, TypedRow dz, FloatArray mean, FloatArray rstd, float gain, FloatArray x_factor,
                                FloatArray constant, int64_t n);
-    void (*add_products_of_two_rows)(float *restrict a, float *restrict b, const TypedRow *x, const TypedRow *dz, FloatArray mean,
-                                     FloatArray rstd, int64_t n);
-    void (*dx_of_two_rows)(void *const *dx, const TypedRow *x, const TypedRow *dz, FloatArray mean, FloatArray dz_factor,
-                           FloatArray x_factor, FloatArray constant, int64_t n);
 } LoopTable;
 
 static const LoopTable loops_for[] = {[F32] = LOOP_TABLE(f32), [BF16] = LOOP_TABLE(bf16), [F16] = LOOP_TABLE(f16)};

@@ -302,26 +302,6 @@ VECTOR_LOOP void TYPED(add_column_products)(float *restrict a, float *restrict b
     ADD_TO_EACH(a, b, DZ_X_HAT_COLUMN, DZ);
 }
 
-/* As add_column_products, for two rows at a time. */
-VECTOR_LOOP void TYPED(add_products_of_two_rows)(float *restrict a, float *restrict b, const void *const *rows,
-                                                 const void *const *gradients, const float *restrict mean, const float *restrict rstd,
-                                                 int64_t n) {
-    const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict dz0 = gradients[0], *restrict dz1 = gradients[1];
-#define ADD_TWO(VALUE, ELEMENT, FLOAT, WRITE)                                                                       \
-    VALUE center = FLOAT(mean), scale = FLOAT(rstd), first = ELEMENT(dz0), second = ELEMENT(dz1);                   \
-    WRITE(a + i, FLOAT(a) + (first * ((ELEMENT(x0) - center) * scale) + second * ((ELEMENT(x1) - center) * scale))); \
-    WRITE(b + i, FLOAT(b) + (first + second));
-    int64_t i = 0;
-    while (i + LINE <= n) {
-        prefetch_line(x0 + i + LINES_AHEAD * LINE), prefetch_line(x1 + i + LINES_AHEAD * LINE);
-        prefetch_line(dz0 + i + LINES_AHEAD * LINE), prefetch_line(dz1 + i + LINES_AHEAD * LINE);
-        for (int k = 0; k < LINE; k += LANES, i += LANES) { ADD_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, write_vector_f32) }
-    }
-    for (; i + LANES <= n; i += LANES) { ADD_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, write_vector_f32) }
-    for (; i < n; i++) { ADD_TWO(float, ELEMENT_ONE, FLOAT_ONE, write_one_f32) }
-#undef ADD_TWO
-}
-
 VECTOR_LOOP void TYPED(add_column_products_weighted)(float *restrict a, float *restrict b, const void *row, const void *gradient,
                                                      const float *restrict mean, const float *restrict rstd, const float *restrict gain,
                                                      int64_t n) {
@@ -360,28 +340,6 @@ VECTOR_LOOP void TYPED(dx_columns)(void *to, const void *row, const void *gradie
     WRITE_EACH(out, DX_COLUMN);
 }
 
-/* As dx_columns, for two rows at a time. */
-VECTOR_LOOP void TYPED(dx_of_two_rows)(void *const *to, const void *const *rows, const void *const *gradients,
-                                       const float *restrict mean, const float *restrict dz_factor, const float *restrict x_factor,
-                                       const float *restrict constant, int64_t n) {
-    const T *restrict x0 = rows[0], *restrict x1 = rows[1], *restrict dz0 = gradients[0], *restrict dz1 = gradients[1];
-    T *restrict out0 = to[0], *restrict out1 = to[1];
-#define DX_TWO(VALUE, ELEMENT, FLOAT, WRITE)                                                                             \
-    VALUE center = FLOAT(mean), gain = FLOAT(dz_factor), slope = FLOAT(x_factor), shift = FLOAT(constant);               \
-    VALUE first = gain * ELEMENT(dz0) + (ELEMENT(x0) - center) * slope + shift;                                          \
-    VALUE second = gain * ELEMENT(dz1) + (ELEMENT(x1) - center) * slope + shift;                                         \
-    WRITE(out0 + i, first), WRITE(out1 + i, second);
-    int64_t i = 0;
-    while (i + LINE <= n) {
-        prefetch_line(x0 + i + LINES_AHEAD * LINE), prefetch_line(x1 + i + LINES_AHEAD * LINE);
-        prefetch_line(dz0 + i + LINES_AHEAD * LINE), prefetch_line(dz1 + i + LINES_AHEAD * LINE);
-        for (int k = 0; k < LINE; k += LANES, i += LANES) { DX_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, JOIN(write_vector, T)) }
-    }
-    for (; i + LANES <= n; i += LANES) { DX_TWO(FloatVector, ELEMENT_VECTOR, FLOAT_VECTOR, JOIN(write_vector, T)) }
-    for (; i < n; i++) { DX_TWO(float, ELEMENT_ONE, FLOAT_ONE, JOIN(write_one, T)) }
-#undef DX_TWO
-}
-
 VECTOR_LOOP void TYPED(dx_columns_uniform)(void *to, const void *row, const void *gradient, const float *restrict mean,
                                            const float *restrict rstd, float uniform_gain, const float *restrict x_factor,
                                            const float *restrict constant, int64_t n) {
@@ -399,5 +357,4 @@ VECTOR_LOOP void TYPED(dx_columns_uniform)(void *to, const void *row, const void
     JOIN(normalize_columns_uniform, type), JOIN(add_column_products, type), JOIN(add_column_products_weighted, type), \
     JOIN(add_column_products_uniform, type), JOIN(row_sums, type), JOIN(row_products, type),                          \
     JOIN(dx_columns, type), JOIN(dx_columns_uniform, type),                                                           \
-    JOIN(add_products_of_two_rows, type), JOIN(dx_of_two_rows, type),                                                 \
 }

@@ -69,7 +69,6 @@ static void tile_column_sums(const TileJob *tiles, const Partials *partials, int
                              double *wdy, double *wdy_x_hat, TileBackwardBuffers *buffers) {
     const Problem *problem = tiles->problem;
     int parameters_vary = parameters_vary_by_row(problem) || tiles->uniform;
-    int in_pairs = !parameters_vary && is_direct(problem, tiles->tensors);
     for (int64_t i = 0; i < j1 - j0; i++) wdy[i] = wdy_x_hat[i] = 0.0;
     for (int64_t j = j0; j < j1; j += BLOCK, wdy += BLOCK, wdy_x_hat += BLOCK) {
         int64_t n = min(BLOCK, j1 - j);
@@ -78,11 +77,7 @@ static void tile_column_sums(const TileJob *tiles, const Partials *partials, int
         for (int64_t r = r0; r < r1; r++) {
             BackwardRow in = tile_backward_row(tiles, o, r, j, n, buffers);
             const LoopTable *loops = loops_for + in.type;
-            if (in_pairs && r + 1 < r1) { /* a flush comes after an even number of rows, so not between these two */
-                BackwardRow next = tile_backward_row(tiles, o, ++r, j, n, buffers);
-                loops->add_products_of_two_rows(buffers->a, buffers->b, (TypedRow[]){in.x, next.x}, (TypedRow[]){in.dz, next.dz}, in.mean,
-                                                in.rstd, n);
-            } else if (!parameters_vary) loops->add_column_products(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, n);
+            if (!parameters_vary) loops->add_column_products(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, n);
             else if (tiles->uniform)
                 loops->add_column_products_uniform(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, in.uniform_gain, n);
             else loops->add_column_products_weighted(buffers->a, buffers->b, in.x, in.dz, in.mean, in.rstd, in.gain, n);
@@ -116,7 +111,6 @@ static void tile_dx_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1
     const Problem *problem = tiles->problem;
     const Tensors *tensors = tiles->tensors;
     int parameters_vary = parameters_vary_by_row(problem);
-    int in_pairs = !parameters_vary && !problem->given_statistics && is_direct(problem, tensors);
     for (int64_t j = j0; j < j1; j += BLOCK) {
         int64_t n = min(BLOCK, j1 - j);
         tile_backward_start(tiles, o, j, n, buffers);
@@ -137,13 +131,6 @@ static void tile_dx_rows(const TileJob *tiles, int64_t o, int64_t r0, int64_t r1
                 if (parameters_vary || r == r0) {
                     memcpy(buffers->dz_factor, buffers->rstd, (size_t)n * 4);
                     multiply_by(buffers->dz_factor, in.gain, n);
-                }
-                if (in_pairs && r + 1 < r1) {
-                    BackwardRow next = tile_backward_row(tiles, o, ++r, j, n, buffers);
-                    void *both[] = {out, mutable_element_at(tensors->dx, dense_index(problem, o, r, j), problem->type)};
-                    loops_for[in.type].dx_of_two_rows(both, (TypedRow[]){in.x, next.x}, (TypedRow[]){in.dz, next.dz}, in.mean,
-                                                      buffers->dz_factor, buffers->x_factor, buffers->constant, n);
-                    continue;
                 }
                 loops_for[in.type].dx_columns(out, in.x, in.dz, in.mean, buffers->dz_factor, buffers->x_factor, buffers->constant, n);
             }
