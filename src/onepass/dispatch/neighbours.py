@@ -89,7 +89,7 @@ def _saved_before(norm: fx.Node, operand: fx.Node) -> int:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    """Return the node of which this one is a view, or the node itself."""
+    """If this node is a view, return the node that computes its values. Otherwise, return the node itself."""
     while _name(node) in VIEWS and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node

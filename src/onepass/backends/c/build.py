@@ -1,4 +1,6 @@
-"""Compile a library on first use, for this machine, and load it. `library` is that of the C kernels; front_door.py has another.
+"""Compile a library on first use, for this machine, and load it.
+
+`library` loads the C kernels. front_door.py uses the same functions for the front door.
 
 The functions of cache.py keep a compiled library for later processes. Its name has two hashes. For the C kernels the first (`_key`)
 is of the sources, the flags and the CPU. The second (`_variant`) is of the names of the compiler and the C library. No path is part

@@ -1,6 +1,6 @@
 """Launchers of a forward that need little host time. They are for the common operands. The launcher in forward.py is for all.
 
-Each launcher is a function that launch/prepared.py writes. It hands unusual calls to a function `careful`, which computes the same.
+launch/prepared.py prepares each launcher. It hands unusual calls to a function `careful`, which computes the same.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from onepass.backends.front_door import At, Descriptor, Layout, New, Stream, launcher
+from onepass.backends.front_door import At, Descriptor, FrontDoor, Layout, New, Stream, launcher
 from onepass.core.allocate import fills_memory, on_current_gpu, on_current_gpu_unfilled
 from onepass.core.memory import LOWEST
 
@@ -72,7 +72,7 @@ def prepared(
     layouts, device, made = layouts or {}, stream.current_device(), dict(outputs)
     if chain.workspace_size:
         made["workspace"] = New((chain.workspace_size,), (1,), torch.float32)
-    fast = launcher(
+    fast = FrontDoor.launcher and launcher(
         careful,
         device,
         arguments,
@@ -85,7 +85,7 @@ def prepared(
         stream_of=stream.current_raw_stream,
         counters_of=counters,
     )
-    if fast is not None:
+    if fast:
         return fast
     written = _Written(chain, device, f"return careful({', '.join(arguments)})")
     written.values |= {"careful": careful, "counters_of": counters}
