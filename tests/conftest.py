@@ -16,10 +16,26 @@ CPU_FAMILIES = [family.name for family in FAMILIES if not isinstance(family, Gpu
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
 
-# Tests run with the front door open, from the first to the last. Processes that they start leave it closed, and compile nothing.
-front_door.open_now()
-os.environ[front_door.VARIABLE] = "off"
+front_door.open_now()  # before the workers of xdist start, so that only one process compiles it
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def only_here():
+    """Tests run with the front door open. Processes that they start leave it closed, and compile nothing.
+
+    This is a fixture, because the workers of xdist must not inherit the variable: they run tests.
+    """
+    os.environ.setdefault(front_door.VARIABLE, "off")
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """Close the front door, and open it again after the test."""
+    monkeypatch.delenv(front_door.VARIABLE, raising=False)
+    front_door.close()
+    yield
+    front_door.open_now()
 
 
 @pytest.fixture(autouse=True)

@@ -83,13 +83,34 @@ class CStep(NamedTuple):
     momentum: int = -1  # the index of the momentum among the arguments, only for onepass_track
 
 
+class ByNeeds:
+    """A backward, called with tensors and `needs`, which says which gradients are needed. It prepares a launcher for each `needs`.
+
+    `prepare(*tensors, needs)` returns a launcher that takes the tensors. The last tensor may be None in some calls only.
+    """
+
+    def __init__(self, prepare: Callable[..., Launcher]) -> None:
+        self._prepare, self._made = prepare, dict[tuple[Any, bool], Launcher]()
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.launcher(*arguments)(*arguments[:-1])
+
+    def launcher(self, *arguments: Any) -> Launcher:
+        """Return the launcher for these arguments."""
+        key = arguments[-1], arguments[-2] is None
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._prepare(*arguments)
+        return found
+
+
 def launcher(
     careful: Launcher,
     device: int,
     arguments: Sequence[str],
     inputs: Mapping[str, Layout],
     outputs: Mapping[str, New],
-    allocate: tuple[Callable[..., Any], Callable[..., Any]],
+    allocate: Callable[..., Any],
     returned: str | Sequence[str | None],
     *,
     steps: Sequence[tuple[Callable[..., Any], Sequence[Any]]] = (),
@@ -101,8 +122,9 @@ def launcher(
 ) -> Launcher | None:
     """Return a function that takes the `arguments` and returns the outputs in `returned`, or None if the front door is closed.
 
-    `device` is the number of a GPU, or -1 for the CPU. `allocate` has two functions for new tensors. The first is for torch's
-    deterministic mode, in which new memory is filled. `changed` names the arguments that the kernels change in place.
+    `device` is the number of a GPU, or -1 for the CPU. `allocate` returns a new tensor. The C++ code takes new tensors from the same
+    allocator, and calls `allocate` itself in torch's deterministic mode, in which new memory is filled. `changed` names the arguments
+    that the kernels change in place.
 
     Each of the `steps` is a Python function that launches a GPU kernel, and its arguments. At, Stream and Descriptor among the
     arguments, also inside tuples, stand for values that differ in each call. `At("counters")` is the address of the tensor that

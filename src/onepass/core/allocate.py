@@ -38,11 +38,6 @@ def on_cpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) 
     return _on_cpu(shape, stride, dtype)
 
 
-def on_cpu_unfilled() -> Callable[..., Tensor]:
-    """Return the fastest function like `on_cpu`. It never fills memory, so callers must check `fills_memory()`."""
-    return _on_cpu or on_cpu
-
-
 def on_current_gpu(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialized tensor on the current GPU."""
     if _on_cuda is None or fills_memory():

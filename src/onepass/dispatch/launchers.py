@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, Tracking, TrainingBackward, TrainingForward
-from onepass.backends.front_door import FrontDoor
+from onepass.backends.front_door import ByNeeds, FrontDoor
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
@@ -162,7 +162,9 @@ class Launchers:
         if same is not None:
             self.checked[n] = (same, *self.checked.get(n, ())[: MAX_VARIANTS - 1])
         if again and FrontDoor.remember and self.remembered is not None:
-            FrontDoor.remember(self.remembered, *again)
+            given = [again.tensors[at] if at >= 0 else None for at in again.arguments]
+            in_cpp = again.launch.launcher(*given, again.last_argument) if isinstance(again.launch, ByNeeds) else None
+            FrontDoor.remember(self.remembered, *again, in_cpp)
 
     @cached_property
     def forward(self) -> Forward:

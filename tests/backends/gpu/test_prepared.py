@@ -17,7 +17,10 @@ from onepass.planning.choose import plan
 from onepass.planning.options import Options
 from onepass.planning.registry import family_named
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter uses no prepared functions")
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter uses no prepared functions"),
+    pytest.mark.usefixtures("closed"),  # while the front door is open, nothing is written
+]
 H200, STREAM = KNOWN_DEVICES["h200"], 77
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onepass.backends.front_door import At, CStep, Launcher, Layout, New, launcher
-from onepass.core.allocate import on_cpu, on_cpu_unfilled
+from onepass.core.allocate import on_cpu
 from onepass.core.statistics import packed_shape, packed_stride
 from onepass.core.view import contiguous_stride
 
@@ -27,7 +27,6 @@ FIELDS = (
 )  # fmt: skip
 FORWARD, TRACK, BACKWARD = range(3)
 PARAMETER = Layout(contiguous=True)
-ALLOCATE = on_cpu, on_cpu_unfilled()
 
 
 def described_forward(call: Call, careful: Callable[..., Any], train: bool, tracks: bool = False) -> Launcher | None:
@@ -68,7 +67,7 @@ def described_forward(call: Call, careful: Callable[..., Any], train: bool, trac
     more = running if tracks or problem.given or not train else ()
     arguments = "x", "weight", "bias", *more, *["momentum"] * tracks
     returned = ("y", "statistics") if train else "y"
-    return launcher(careful, -1, arguments, inputs, outputs, ALLOCATE, returned, c_step=step, changed=running if tracks else ())
+    return launcher(careful, -1, arguments, inputs, outputs, on_cpu, returned, c_step=step, changed=running if tracks else ())
 
 
 def described_backward(
@@ -95,7 +94,7 @@ def described_backward(
     def with_needs(*tensors: Tensor | None) -> Any:
         return careful(*tensors, needs)
 
-    found = launcher(with_needs, -1, arguments, inputs, outputs, ALLOCATE, returned, c_step=step)
+    found = launcher(with_needs, -1, arguments, inputs, outputs, on_cpu, returned, c_step=step)
     return found or with_needs
 
 

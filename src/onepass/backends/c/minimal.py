@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from onepass.backends.family import Tracking, TrainingBackward, TrainingForward
-from onepass.backends.front_door import FrontDoor
+from onepass.backends.front_door import ByNeeds, FrontDoor, Launcher
 from onepass.core.allocate import on_cpu
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.problem import NormProblem
@@ -194,17 +194,10 @@ def train_backward(problem: NormProblem) -> TrainingBackward | None:
             check_status(1)
         return dx, dweight, dbias
 
-    made: dict[tuple[bool, ...], Callable[..., tuple[Tensor | None, ...]]] = {}
+    def prepare(dy, x, weight: Tensor | None, bias: Tensor | None, statistics, needs: tuple[bool, ...]) -> Launcher:
+        return described_backward(call, launch, needs, weight, bias)
 
-    def launch_in_cpp(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
-    ) -> tuple[Tensor | None, ...]:
-        found = made.get(needs)
-        if found is None:
-            found = made[needs] = described_backward(call, launch, needs, weight, bias)
-        return found(dy, x, weight, bias, statistics)
-
-    return launch_in_cpp if FrontDoor.launcher else launch
+    return ByNeeds(prepare) if FrontDoor.launcher else launch
 
 
 def can_train_minimal(problem: NormProblem) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onepass.backends.family import Launches, TrainingBackward
-from onepass.backends.front_door import New
+from onepass.backends.front_door import ByNeeds, New
 from onepass.backends.gpu.launch.chain import Chain, Part
 from onepass.backends.gpu.launch.kernel import dense
 from onepass.backends.gpu.launch.prepared import prepared
@@ -35,17 +35,11 @@ def train_backward(problem: NormProblem, launches: Launches) -> TrainingBackward
     """Return the backward of `train_forward` and `train_track`, or None if there are other operands or `_can_train` says no."""
     if problem.addends or problem.scale or problem.shift or not _can_train(problem):
         return None
-    made: dict[tuple[bool, ...], Run] = {}
 
-    def launch(
-        dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: Tensor, needs: tuple[bool, ...], /
-    ) -> tuple[Tensor | None, ...]:
-        run = made.get(needs)
-        if run is None:
-            run = made[needs] = _run(problem, launches, Needs(*needs), x, (weight, bias))
-        return run(dy, x, weight, bias, statistics)
+    def prepare(dy, x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics, needs: tuple[bool, ...]) -> Run:
+        return _run(problem, launches, Needs(*needs), x, (weight, bias))
 
-    return launch
+    return ByNeeds(prepare)
 
 
 def train_extras_backward(problem: NormProblem, launches: Launches) -> Run | None:
@@ -55,17 +49,12 @@ def train_extras_backward(problem: NormProblem, launches: Launches) -> Run | Non
     """
     if not (problem.addends or problem.scale or problem.shift) or not _can_train(problem):
         return None
-    made: dict[tuple[bool, ...], Run] = {}
 
-    def launch(dy: Tensor, x: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
-        weight, bias, statistics, scale, shift, dsum, needs = others
-        key = *needs, dsum is None
-        run = made.get(key)
-        if run is None:
-            run = made[key] = _run(problem, launches, Needs(*needs), x, (weight, bias, scale, shift), dsum is not None)
-        return run(dy, x, weight, bias, statistics, scale, shift, dsum)
+    def prepare(dy, x: Tensor, *others: Any) -> Run:
+        weight, bias, _, scale, shift, dsum, needs = others
+        return _run(problem, launches, Needs(*needs), x, (weight, bias, scale, shift), dsum is not None)
 
-    return launch
+    return ByNeeds(prepare)
 
 
 def _can_train(problem: NormProblem) -> bool:

@@ -78,7 +78,7 @@ def prepared(
         arguments,
         {name: layouts.get(name, Layout())._replace(contiguous=name in PARAMETERS) for name in chain.inputs},
         made,
-        (on_current_gpu, on_current_gpu_unfilled()),
+        on_current_gpu,
         returned,
         steps=[launcher_of(kernel, device, [_at(chain, name) for name in operands], Stream) for kernel, operands in chain.steps],
         alignment=ALIGNMENT,

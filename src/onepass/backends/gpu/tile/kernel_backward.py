@@ -48,11 +48,11 @@ def _across(
     io, affine, values, cells, count, pid, view, maps, segments, split,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
-    """Take blocks of columns of one segment in turn, and store their dx and their partial sums for parameters (cells).
+    """Take blocks of columns of one segment in turn, and store their dx. Then store their partial sums for parameters (cells).
 
     A resident program reads whole sets and computes c1 and c2 itself. Other programs read block.i rows and load c1 and c2.
 
-    If parameters vary from row to row, the cells are stored once, after the last block. Otherwise each block stores its own.
+    If parameters vary from row to row only, the blocks have different columns. Otherwise all have the same columns, of different o.
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
     PARAM_PER_COLUMN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & (AXIS_S | AXIS_T)
@@ -60,15 +60,17 @@ def _across(
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     r = part % split.parts_t * block.i + tl.arange(0, block.i)[:, None]
     first = 0
-    if PARAM_PER_ROW and PARAM_PER_COLUMN:
+    SAME_COLUMNS: tl.constexpr = PARAM_PER_COLUMN or not PARAM_PER_ROW
+    if SAME_COLUMNS:
         r = part % split.parts_t // split.blocks * block.i + tl.arange(0, block.i)[:, None]
         first, blocks = part % split.parts_t % split.blocks, 1
     part = part // split.parts_t
     inside, wide = r < view.reps, r.to(tl.int64)
     members = segments.members * blocks
     first_o, _ = member_of(0, segment, 1, segments, False)
-    a, b = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
-    if PARAM_PER_ROW and not PARAM_PER_COLUMN:
+    SUMMED: tl.constexpr = block.i if PARAM_PER_ROW else 1  # rows of a and b
+    a, b = tl.zeros((SUMMED, block.j), tl.float32), tl.zeros((SUMMED, block.j), tl.float32)
+    if not SAME_COLUMNS:
         row_place = Place(o=first_o, r=r, s=0, t=0, i_inside=inside, j_inside=None)
         factor, term = fold_affine(1.0, affine, maps, row_place, norm, AXIS_R, NO_AXIS)
     for m0 in tl.range(part, members, split.parts_r, num_stages=block.stages):
@@ -81,7 +83,7 @@ def _across(
             s, t = column // view.run, column % view.run
         x_at, y_at, here = locate_columns(o, s, t, column, view, split.columns, mode.dense)
         mask = inside & here
-        if not PARAM_PER_ROW or PARAM_PER_COLUMN:
+        if SAME_COLUMNS:
             place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
             factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
         set_ = o.to(tl.int64) * view.sets + s
@@ -96,8 +98,8 @@ def _across(
                 c1, c2 = tl.sum(wdy, 0, keep_dims=True), tl.sum(wdy * x_hat, 0, keep_dims=True)
         else:
             own_a, own_b = tl.sum(dz * x_hat, 0, keep_dims=True), tl.sum(dz, 0, keep_dims=True)
-            at = (o.to(tl.int64) * view.sets + s) * view.run + t
-            store_cells(cells, at, here, own_a, own_b, affine, maps, place, norm, NO_AXIS, AXIS_S | AXIS_T)
+            a += own_a
+            b += own_b
             c1, c2 = own_b * factor, own_a * factor
         if mode.resident:
             c2 = sum_over_run(tl.where(here, c2, 0.0), block.j, block.run) / count
@@ -108,18 +110,24 @@ def _across(
         else:
             c1, c2 = load_sums(values, set_, here, count)
         store_gradient(io, y_at + wide * view.y_r, mask, wdy, x_hat, rstd, c1, c2)
-    if PARAM_PER_ROW:
-        row = (segment.to(tl.int64) * split.parts_r + part) * view.reps + r
-        if PARAM_PER_COLUMN:
-            column = first * block.j + tl.arange(0, block.j)[None, :]
+    share = segment.to(tl.int64) * split.parts_r + part
+    if not SAME_COLUMNS:
+        a, b = tl.sum(a, 1, keep_dims=True), tl.sum(b, 1, keep_dims=True)
+        store_cells(cells, share * view.reps + r, inside, a, b, affine, maps, row_place, norm, AXIS_R, NO_AXIS)
+    else:
+        column = first * block.j + tl.arange(0, block.j)[None, :]
+        if mode.resident:
+            s, t = column // block.run, column % block.run
+        else:
             s, t = column // view.run, column % view.run
-            here = (s < view.sets) & (t < view.run)
-            cell_place = Place(o=first_o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
-            at = row * split.columns + column
+        here = (s < view.sets) & (t < view.run)
+        cell_place = Place(o=first_o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
+        if PARAM_PER_ROW:
+            at = (share * view.reps + r) * split.columns + column
             store_cells(cells, at, inside & here, a, b, affine, maps, cell_place, norm, AXIS_R, AXIS_S | AXIS_T)
         else:
-            a, b = tl.sum(a, 1, keep_dims=True), tl.sum(b, 1, keep_dims=True)
-            store_cells(cells, row, inside, a, b, affine, maps, row_place, norm, AXIS_R, NO_AXIS)
+            at = share * split.columns + s * view.run + t
+            store_cells(cells, at, here, a, b, affine, maps, cell_place, norm, NO_AXIS, AXIS_S | AXIS_T)
 
 
 @triton.jit

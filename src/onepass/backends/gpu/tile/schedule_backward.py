@@ -12,7 +12,7 @@ from math import ceil
 
 from onepass.backends.gpu.launch_shape import LaunchShape, block_bytes
 from onepass.backends.gpu.launches import power_of_two, with_chaining
-from onepass.backends.gpu.partials.parameters import Segments, parameter_axes, segments
+from onepass.backends.gpu.partials.parameters import parameter_axes, segments
 from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums
 from onepass.backends.gpu.walk import AXIS_R, AXIS_S, AXIS_T, Walk, walk
 from onepass.core.device import Device
@@ -21,6 +21,7 @@ from onepass.core.problem import NormProblem
 from .launch_backward import TileBackwardLaunch
 from .schedule import NARROWEST
 
+SETS_IN_TURN = 2  # a program that takes this many sets in turn takes less time than a launch that adds up the cells of two programs
 LARGEST_TILE = 8192  # elements of the largest block: x, dy and two sums of this size fit in the registers of one program
 
 
@@ -38,21 +39,25 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchShape, block_run: int = 0) -> tuple[Step, ...]:
     """Return a launch whose programs take blocks of columns in turn, and launches that add up its partial sums (cells).
 
-    If parameters vary from row to row, the blocks of a program are in one segment. Otherwise all blocks form one segment.
+    The blocks of a program are in one segment. If parameters vary from row to row only, they have different columns. Otherwise they
+    have the same columns of different values of o, so that the program can add up the gradients of these columns.
     If `block_run` is not 0, blocks hold whole sets, with block_run columns for each.
     """
     axes = parameter_axes(problem, w)
     per_row, per_column, resident = bool(axes & AXIS_R), bool(axes & (AXIS_S | AXIS_T)), block_run > 0
-    found = segments(problem, w) if per_row else Segments(1, 1, w.outer, False)
+    found = segments(problem, w)
     found = replace(found, members=w.outer // found.period, by_set=False)
     blocks = ceil(w.sets * block_run / shape.block_j) if resident else ceil(w.columns / shape.block_j)
     parts_t = 1 if resident else ceil(w.reps / shape.block_i)
     members = found.members
-    if per_row and per_column:
-        parts_t *= blocks
-    else:
+    if per_row and not per_column:
         members *= blocks
-    parts = min(max(shape.programs * device.sms // (found.period * parts_t), 1), members)
+    else:
+        parts_t *= blocks
+    share = shape.programs * device.sms / (found.period * parts_t)
+    parts = min(max(int(share), 1) if per_row else ceil(share), members)
+    if not per_row and members <= SETS_IN_TURN:
+        parts = 1
     main = TileBackwardLaunch(
         walk=w,
         programs=found.period * parts * parts_t,
@@ -69,10 +74,8 @@ def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchSha
         apply=True,
         segments=found,
     )
-    columns = [("s", w.sets), ("t", w.run)]
-    if not per_row:
-        return main, *parameter_sums(problem, [("o", w.outer), *columns], w, 1, device)
-    cells = [("o", found.period), ("part", parts), ("r", w.reps), *(columns if per_column else [])]
+    rows, columns = [("r", w.reps)] * per_row, [("s", w.sets), ("t", w.run)] * (per_column or not per_row)
+    cells = [("o", found.period), ("part", parts), *rows, *columns]
     return main, *parameter_sums(problem, cells, w, found.every, device)
 
 

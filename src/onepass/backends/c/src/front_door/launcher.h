@@ -7,6 +7,7 @@
 #include "python.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/Dtype.h>
@@ -51,6 +52,19 @@ struct Input {
   }
 };
 
+// A tensor that each call allocates.
+struct Output {
+  Integers shape, stride;
+  at::ScalarType dtype;
+  std::vector<object> description;  // the arguments of the Python function `allocate`
+
+  explicit Output(const pybind11::tuple& given)
+      : shape(integers(given[0])), stride(integers(given[1])), description(given.cast<std::vector<object>>()) {
+    TORCH_CHECK_TYPE(THPDtype_Check(given[2].ptr()), "expected a dtype");
+    dtype = reinterpret_cast<THPDtype*>(given[2].ptr())->scalar_type;
+  }
+};
+
 // An argument of a step: a constant, an address, the stream, a descriptor of the first input, or a tuple of arguments.
 struct Argument {
   enum Kind { CONSTANT, ADDRESS, STREAM, DESCRIPTOR, TUPLE } kind;
@@ -73,7 +87,7 @@ struct Argument {
     return made;
   }
 
-  object value(const Addresses& addresses, const object& stream, PyObject* first) const {
+  object value(const Addresses& addresses, const object& stream, const at::Tensor& first) const {
     switch (kind) {
       case CONSTANT:
         return constant;
@@ -82,7 +96,7 @@ struct Argument {
       case STREAM:
         return stream;
       case DESCRIPTOR:
-        return own(PyObject_CallOneArg(constant.ptr(), first));
+        return own(PyObject_CallOneArg(constant.ptr(), own(THPVariable_Wrap(first)).ptr()));
       default: {
         object made = own(PyTuple_New(static_cast<Py_ssize_t>(parts.size())));
         for (size_t i = 0; i < parts.size(); ++i) {
@@ -100,14 +114,18 @@ struct PythonStep {
   std::vector<Argument> arguments;
 };
 
+using Given = c10::SmallVector<const at::Tensor*, 10>;
+using Made = c10::SmallVector<at::Tensor, 8>;
+
 struct Launcher {
   object careful;
   at::Device device{at::kCPU};
   Py_ssize_t number = 0;  // of arguments
   uintptr_t lowest = 0, alignment = 1;
   std::vector<Input> inputs;
-  object allocate_filled, allocate_unfilled;
-  std::vector<std::vector<object>> outputs;  // the arguments of these two functions
+  object allocate;  // a Python function
+  c10::Allocator* allocator = nullptr;  // the one that it uses
+  std::vector<Output> outputs;
   object stream_of, device_number;  // functions and arguments for the stream and the counters of a GPU
   object counters_of;
   std::vector<PythonStep> python_steps;
@@ -116,25 +134,30 @@ struct Launcher {
   std::vector<Py_ssize_t> returned;  // outputs; -1 is None
   bool returns_tuple = false;
 
-  object launch(PyObject* const* arguments) const {
-    auto hand_over = [&] { return own(PyObject_Vectorcall(careful.ptr(), arguments, number, nullptr)); };
+  at::Tensor make(const Output& output) const {
+    if (!allocator || at::globalContext().deterministicAlgorithms()) {  // in that mode, torch fills new tensors
+      return tensor_or_undefined(call(allocate.ptr(), output.description).ptr());
+    }
+    const c10::DispatchKeySet keys(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+    return at::Tensor(at::detail::empty_strided_generic(output.shape, output.stride, allocator, keys, output.dtype));
+  }
+
+  // Run the steps on the inputs in `given`, and add the outputs to `made`. Return false, and do nothing, if the call is unusual.
+  // `arguments` are those of a call from Python. Only steps that need a momentum read them.
+  bool run(const Given& given, PyObject* const* arguments, Made& made) const {
     if (device.is_cuda() && c10::impl::VirtualGuardImpl(device.type()).getDevice() != device) {
-      return hand_over();
+      return false;
     }
     Addresses addresses;
     uintptr_t bits = 0;
-    for (const auto& input : inputs) {
-      PyObject* given = arguments[input.argument];
-      if (!THPVariable_Check(given)) {
-        return hand_over();
-      }
-      const auto& t = THPVariable_Unpack(given);
-      if (!input.fits(t, device)) {
-        return hand_over();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const at::Tensor& t = *given[i];
+      if (!t.defined() || !inputs[i].fits(t, device)) {
+        return false;
       }
       const auto at = reinterpret_cast<uintptr_t>(t.data_ptr());
       if (at < lowest) {
-        return hand_over();
+        return false;
       }
       bits |= at;
       addresses.push_back(at);
@@ -143,41 +166,52 @@ struct Launcher {
     if (!stream_of.is_none()) {
       stream = own(PyObject_CallOneArg(stream_of.ptr(), device_number.ptr()));
     }
-    const object& allocate = at::globalContext().deterministicAlgorithms() ? allocate_filled : allocate_unfilled;
-    c10::SmallVector<object, 6> made;
     for (const auto& output : outputs) {
-      made.push_back(call(allocate.ptr(), output));
+      made.push_back(make(output));
     }
     if (!counters_of.is_none()) {
-      made.push_back(call(counters_of.ptr(), std::vector<object>{device_number, stream}));
+      made.push_back(tensor_or_undefined(call(counters_of.ptr(), std::vector<object>{device_number, stream}).ptr()));
     }
     for (const auto& t : made) {
-      const auto at = reinterpret_cast<uintptr_t>(tensor_or_undefined(t.ptr()).data_ptr());
+      const auto at = reinterpret_cast<uintptr_t>(t.data_ptr());
       bits |= at;
       addresses.push_back(at);
     }
-    if (bits % alignment) {
-      return hand_over();
-    }
-    if (c_step && !c_step->run(addresses, arguments)) {
-      return hand_over();
+    if (bits % alignment || (c_step && !c_step->run(addresses, arguments))) {
+      return false;
     }
     for (const auto& step : python_steps) {
       c10::SmallVector<object, 32> values;
       for (const auto& argument : step.arguments) {
-        values.push_back(argument.value(addresses, stream, arguments[inputs[0].argument]));
+        values.push_back(argument.value(addresses, stream, *given[0]));
       }
       call(step.function.ptr(), values);
+    }
+    return true;
+  }
+
+  // A call from Python.
+  object launch(PyObject* const* arguments) const {
+    Given given;
+    bool usual = true;
+    for (const auto& input : inputs) {
+      PyObject* one = arguments[input.argument];
+      usual = usual && THPVariable_Check(one);
+      given.push_back(usual ? &THPVariable_Unpack(one) : nullptr);
+    }
+    Made made;
+    if (!usual || !run(given, arguments, made)) {
+      return own(PyObject_Vectorcall(careful.ptr(), arguments, number, nullptr));
     }
     for (const auto argument : changed) {
       THPVariable_Unpack(arguments[argument]).unsafeGetTensorImpl()->bump_version();
     }
     if (!returns_tuple) {
-      return made[returned[0]];
+      return own(THPVariable_Wrap(made[returned[0]]));
     }
     object found = own(PyTuple_New(static_cast<Py_ssize_t>(returned.size())));
     for (size_t i = 0; i < returned.size(); ++i) {
-      object value = returned[i] < 0 ? pybind11::none() : made[returned[i]];
+      object value = returned[i] < 0 ? object(pybind11::none()) : own(THPVariable_Wrap(made[returned[i]]));
       PyTuple_SET_ITEM(found.ptr(), static_cast<Py_ssize_t>(i), value.release().ptr());
     }
     return found;
@@ -211,10 +245,13 @@ inline PyObject* launcher(PyObject*, PyObject* given) {
   for (const auto& input : from["inputs"].cast<pybind11::tuple>()) {
     made->inputs.emplace_back(input.cast<pybind11::tuple>());
   }
-  made->allocate_filled = from["allocate"].cast<pybind11::tuple>()[0];
-  made->allocate_unfilled = from["allocate"].cast<pybind11::tuple>()[1];
+  made->allocate = from["allocate"];
   for (const auto& output : from["outputs"].cast<pybind11::tuple>()) {
-    made->outputs.push_back(output.cast<std::vector<object>>());
+    made->outputs.emplace_back(output.cast<pybind11::tuple>());
+  }
+  if (!made->outputs.empty()) {
+    const object one = call(made->allocate.ptr(), made->outputs[0].description);
+    made->allocator = tensor_or_undefined(one.ptr()).storage().allocator();
   }
   made->stream_of = from["stream_of"];
   made->counters_of = from["counters_of"];
@@ -241,6 +278,13 @@ inline PyObject* launcher(PyObject*, PyObject* given) {
   }));
   return PyCFunction_New(&launch_method, capsule.ptr());
   END_HANDLE_TH_ERRORS
+}
+
+// The Launcher behind a Python function, or NULL if the function is something else.
+inline const Launcher* launcher_in(PyObject* function) {
+  PyObject* capsule = PyCFunction_Check(function) ? PyCFunction_GET_SELF(function) : nullptr;
+  const bool ours = capsule && PyCapsule_IsValid(capsule, LAUNCHER);
+  return ours ? static_cast<const Launcher*>(PyCapsule_GetPointer(capsule, LAUNCHER)) : nullptr;
 }
 
 }  // namespace onepass

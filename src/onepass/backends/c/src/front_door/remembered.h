@@ -1,6 +1,7 @@
 /* Backwards that Python has checked. A later backward whose tensors are alike runs the same launcher, without Python's checks. */
 #pragma once
 
+#include "launcher.h"
 #include "python.h"
 
 #include <ATen/core/Tensor.h>
@@ -61,6 +62,7 @@ struct Backward {
   object launch;
   std::vector<int> arguments;  // of `launch`: numbers of tensors, -1 for None
   object last_argument;
+  object in_cpp;  // a function of `launcher`, which computes the same from the same tensors, without the last argument; or None
   std::vector<int> results;  // for each gradient to return, the number of its result, -1 for None
 
   bool fits(const std::vector<bool>& needed, const variable_list& given) const {
@@ -77,6 +79,13 @@ struct Backward {
 
   // Return the gradients, or an empty list if the launcher raised a RuntimeError. Then Python's checks may raise a better one.
   variable_list run(const variable_list& given) const {
+    variable_list gradients;
+    gradients.reserve(results.size());
+    if (const auto* launcher = launcher_in(in_cpp.ptr())) {
+      if (run_in_cpp(*launcher, given, gradients)) {
+        return gradients;
+      }
+    }
     c10::SmallVector<object, 10> values;
     for (const int number : arguments) {
       values.push_back(number < 0 ? object(pybind11::none()) : own(THPVariable_Wrap(given[number])));
@@ -92,12 +101,32 @@ struct Backward {
       return {};
     }
     const object owned = own(found);
-    variable_list gradients;
-    gradients.reserve(results.size());
     for (const int number : results) {
       gradients.push_back(number < 0 ? at::Tensor() : tensor_or_undefined(PyTuple_GET_ITEM(found, number)));
     }
     return gradients;
+  }
+
+ private:
+  // As a call from Python, but without a Python object for each tensor. Return false, and do nothing, if the call is unusual.
+  bool run_in_cpp(const Launcher& launcher, const variable_list& given, variable_list& gradients) const {
+    Given inputs;
+    for (const auto& input : launcher.inputs) {
+      const int number = arguments[input.argument];
+      if (number < 0) {
+        return false;
+      }
+      inputs.push_back(&given[number]);
+    }
+    Made made;
+    if (!launcher.run(inputs, nullptr, made)) {
+      return false;
+    }
+    for (const int number : results) {
+      const auto output = number < 0 ? -1 : launcher.returned[number];
+      gradients.push_back(output < 0 ? at::Tensor() : made[output]);
+    }
+    return true;
   }
 };
 
@@ -128,10 +157,10 @@ inline PyObject* memory(PyObject*, PyObject*) {
   return PyCapsule_New(new Remembered(), REMEMBERED, [](PyObject* dead) { delete remembered_in(dead); });
 }
 
-// remember(memory, needs, tensors, launch, arguments, last_argument, results)
+// remember(memory, needs, tensors, launch, arguments, last_argument, results, in_cpp=None)
 inline PyObject* remember(PyObject*, PyObject* const* given, Py_ssize_t number) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK_TYPE(number == 7, "expected 7 arguments, got ", number);
+  TORCH_CHECK_TYPE(number == 7 || number == 8, "expected 7 or 8 arguments, got ", number);
   auto* list = remembered_in(given[0]);
   TORCH_CHECK_TYPE(list, "expected what memory() returned");
   auto owned = std::make_shared<Backward>(Backward{Context::now()});
@@ -144,6 +173,7 @@ inline PyObject* remember(PyObject*, PyObject* const* given, Py_ssize_t number) 
   made.arguments = pybind11::handle(given[4]).cast<std::vector<int>>();
   made.last_argument = reinterpret_borrow<object>(given[5]);
   made.results = pybind11::handle(given[6]).cast<std::vector<int>>();
+  made.in_cpp = number > 7 ? reinterpret_borrow<object>(given[7]) : object(pybind11::none());
   list->insert(list->begin(), std::move(owned));
   if (list->size() > MOST_REMEMBERED) {
     const auto oldest = std::move(list->back());  // it dies when the list is whole again: that may run Python code, which may use the list
