@@ -7,6 +7,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import onepass.functional as O
+from onepass.backends.front_door import ByNeeds
 from onepass.dispatch import front_door, packed
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
@@ -68,6 +69,26 @@ def test_open_and_closed_give_the_same_bits(case, dtype, device):
         assert (ours is None) == (expected is None)
         if ours is not None and expected is not None:
             assert torch.equal(ours.detach(), expected.detach()) and ours.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_open_and_closed_give_the_same_bits_in_new_memory_that_torch_does_not_fill(case, device):
+    """All other tests run in torch's deterministic mode, in which C++ does not allocate itself."""
+    torch.use_deterministic_algorithms(False)
+    test_open_and_closed_give_the_same_bits(case, torch.float32, device)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_backward_like_an_earlier_one_runs_without_python(deterministic, monkeypatch, anew):
+    calls, original, seen = [], ByNeeds.launcher, []
+    monkeypatch.setattr(ByNeeds, "launcher", lambda self, *arguments: calls.append(self) or original(self, *arguments))
+    torch.use_deterministic_algorithms(deterministic)
+    x, weight, bias = operands()
+    for _ in range(4):
+        O.layer_norm(x, (C,), weight, bias).square().sum().backward()
+        seen.append(len(calls))
+    assert seen[0] and len(set(seen)) == 1
 
 
 def test_the_node_is_one_that_torch_knows():
