@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from onepass.planning.options import current_options
 
 from .graph_nodes import ACTIVATION_CALLS, OP_FIELDS, SUM, Y, is_norm, results_at, value_of
 from .neighbours import a_view_follows, bias_is_added_before, moves_saved_by_fusion, would_be_copied
+from .torch_calls import torch_call
 
 log = logging.getLogger("onepass")
 
@@ -102,7 +102,7 @@ def _drop_unusedresults_at(graph: fx.Graph, node: fx.Node) -> None:
 def _give_back(graph: fx.Graph, node: fx.Node) -> bool:
     fields = dict(zip(OP_FIELDS, node.args))
     spec = NormSpec.unpack(fields["words"], [_hint(size) for size in fields["sizes"]], fields["eps"], fields["weight_offset"])  # pyright: ignore
-    torchs = _as_torch(spec)
+    torchs = None if spec.from_y else torch_call(spec)
     if torchs is None or not _can_give_back(node, fields):
         return False
     values = [value_of(fields[name]) for name in ("x", "weight", "bias", "residual")]
@@ -167,22 +167,6 @@ def _choose(spec: NormSpec, node: fx.Node, values: list[Any], training: bool) ->
     problem: NormProblem = bind(spec, x, weight, bias, optional=OptionalOperands(residual))  # pyright: ignore[reportArgumentType]
     moved, bias_before = moves_saved_by_fusion(node), bias_is_added_before(node)
     return choose(problem, describe(values[0].device), current_options(), training, moved, bias_before)
-
-
-def _as_torch(spec: NormSpec) -> tuple[Any, Callable[[Tensor, dict[str, Any]], tuple[Any, ...]]] | None:
-    """Return torch's function for a norm, and a function (x, fields) -> its arguments after x. Return None if torch has none."""
-    plain, eps = replace(spec, activation=""), spec.eps
-    sizes = dict(spec.sizes)
-    if "g" in sizes and plain == norms.group_norm(sizes["g"], eps):
-        return F.group_norm, lambda x, f: (f["sizes"][0], f["weight"], f["bias"], f["eps"])
-    if plain == norms.instance_norm(eps):
-        return F.instance_norm, lambda x, f: (None, None, f["weight"], f["bias"], True, 0.1, f["eps"])
-    rank = len(spec.reduced.split())
-    if plain == norms.layer_norm(rank, eps):
-        return F.layer_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["bias"], f["eps"])
-    if plain == norms.rms_norm(rank, eps):
-        return torch.rms_norm, lambda x, f: (tuple(x.shape[-rank:]), f["weight"], f["eps"])
-    return None
 
 
 def _group_norm(x: Tensor, given: dict[str, Any]) -> NormSpec | None:

@@ -16,6 +16,7 @@ from onepass.core.problem import accumulator, bind, bind_backward
 from onepass.core.spec import NormSpec
 from onepass.core.view import dense_stride, laid_out
 
+from . import decomposition
 from .autograd import backward_by_spec, differentiable, in_operand_order, needs_of, pending_updates, wanted_gradients
 from .inductor_install import install
 from .launchers import Launchers, bias_is_not_read, find, kind_of, prepare, signatures_of
@@ -218,4 +219,14 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     return *grads[:5], None, None, None, None, None, *grads[5:]
 
 
+def _decomposed_norm(*args):
+    return as_results(decomposition.forward(*args), args[4] is not None, args[9])
+
+
+def _decomposed_backward(*args):
+    return as_gradients(decomposition.backward(*args), args[11], args[1])
+
+
+decomposition.register(torch.ops.onepass.norm.default, _decomposed_norm)
+decomposition.register(torch.ops.onepass.norm_backward.default, _decomposed_backward)
 torch.library.register_autograd("onepass::norm", _op_backward, setup_context=_save, lib=_library)
