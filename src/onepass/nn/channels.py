@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
+import torch
 from torch import Tensor, nn
 
 from onepass import functional as F
 from onepass.check.norms import check_num_channels
 from onepass.functional.extras import Modulation
 
+from . import scripted
 from .extras import ChannelExtrasMixin, ExtrasMixin
+
+
+def _scripted_group_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    x = scripted.channels_second(input, self.channel_dim)
+    y = torch.nn.functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+    y = scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
+    return scripted.channels_back(y, self.channel_dim)
+
+
+def _scripted_layer_norm2d(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    y = scripted.layer_norm2d(input, self.normalized_shape, self.weight, self.bias, self.eps)
+    return scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
 
 
 class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
@@ -36,6 +50,7 @@ class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
+    @scripted.scripted_by(_scripted_group_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         keywords = self._call_keywords(modulate, activation)
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **keywords)
@@ -62,6 +77,7 @@ class LayerNorm2d(ExtrasMixin, nn.LayerNorm):
         super().__init__(num_channels, eps, elementwise_affine, bias, device, dtype)
         self._set_extras(activation=activation, save=save)
 
+    @scripted.scripted_by(_scripted_layer_norm2d)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         check_num_channels(input, self.normalized_shape[0])
         keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate}

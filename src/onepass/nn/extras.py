@@ -1,7 +1,5 @@
 """Base classes for the extras of the modules: the options that torch.nn's modules do not have, such as `activation`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

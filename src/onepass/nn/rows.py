@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
 from torch import Tensor, nn
 
@@ -11,7 +11,18 @@ from onepass import functional as F
 from onepass.check.norms import parameter_shape
 from onepass.functional.extras import Modulation
 
+from . import scripted
 from .extras import ExtrasMixin
+
+
+def _scripted_layer_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    shape, offset, activation = self.normalized_shape, self.weight_offset, self.activation if activation is None else activation
+    return scripted.layer_norm(input, shape, self.weight, self.bias, self.eps, offset, self.granularity, modulate, activation)
+
+
+def _scripted_rms_norm(self, x: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    activation = self.activation if activation is None else activation
+    return scripted.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.weight_offset, modulate, activation)
 
 
 class LayerNorm(ExtrasMixin, nn.LayerNorm):
@@ -49,6 +60,7 @@ class LayerNorm(ExtrasMixin, nn.LayerNorm):
         super().reset_parameters()
         self._reset_offset_weight(self.weight)
 
+    @scripted.scripted_by(_scripted_layer_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         return F.layer_norm(
             input,
@@ -90,6 +102,7 @@ class RMSNorm(ExtrasMixin, nn.RMSNorm):
         super().reset_parameters()
         self._reset_offset_weight(self.weight)
 
+    @scripted.scripted_by(_scripted_rms_norm)
     def forward(self, x: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **keywords)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,41 @@ from torch import Tensor, nn
 from onepass import functional as F
 from onepass.functional.extras import Modulation
 
+from . import scripted
 from .extras import ChannelExtrasMixin
+
+
+def _scripted_batch_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    self._check_input_dim(input)
+    momentum = 0.0 if self.momentum is None else self.momentum
+    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        self.num_batches_tracked.add_(1)
+        if self.momentum is None:
+            momentum = 1.0 / float(self.num_batches_tracked)
+    batch = self.training or (self.running_mean is None and self.running_var is None)
+    keep = not self.training or self.track_running_stats
+    mean, var = self.running_mean if keep else None, self.running_var if keep else None
+    x = scripted.channels_second(input, self.channel_dim)
+    y = torch.nn.functional.batch_norm(x, mean, var, self.weight, self.bias, batch, momentum, self.eps)
+    y = scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
+    return scripted.channels_back(y, self.channel_dim)
+
+
+def _scripted_instance_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    self._check_input_dim(input)
+    alone = input.dim() == self._get_no_batch_dim()
+    x = scripted.channels_second(input.unsqueeze(0) if alone else input, self.channel_dim)
+    batch, momentum = self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum
+    y = torch.nn.functional.instance_norm(x, self.running_mean, self.running_var, self.weight, self.bias, batch, momentum, self.eps)
+    y = scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
+    y = scripted.channels_back(y, self.channel_dim)
+    return y.squeeze(0) if alone else y
+
+
+def _scripted_apply(self, input: Tensor):
+    """torch's forward calls it with a batch. Patched modules run torch's forward."""
+    batch, momentum = self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum
+    return torch.nn.functional.instance_norm(input, self.running_mean, self.running_var, self.weight, self.bias, batch, momentum, self.eps)
 
 
 class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
@@ -32,6 +66,7 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
+    @scripted.scripted_by(_scripted_batch_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         self._check_input_dim(input)
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
@@ -96,6 +131,7 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
 
+    @scripted.scripted_by(_scripted_instance_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         if self.channel_dim == 1 and modulate is None and activation is None:
             # torch's forward checks the input and calls `_apply_instance_norm` below.
@@ -105,6 +141,7 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
             return self._apply_instance_norm(input.unsqueeze(0), modulate, activation).squeeze(0)
         return self._apply_instance_norm(input, modulate, activation)
 
+    @scripted.scripted_by(_scripted_apply)
     def _apply_instance_norm(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
         batch = self.training or not self.track_running_stats

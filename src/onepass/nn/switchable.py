@@ -1,9 +1,7 @@
 """SwitchableNorm, a mix of InstanceNorm, LayerNorm and BatchNorm with learned weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +10,20 @@ from onepass import functional as F
 from onepass.check.extras import require_constant_momentum
 from onepass.functional.extras import Modulation
 
+from . import scripted
 from .extras import ChannelExtrasMixin
+
+
+def _scripted(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+    self._check_input_dim(input)
+    x, batch = scripted.channels_second(input, self.channel_dim), self.training or self.running_mean is None
+    running_mean, running_var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
+    logits = self.mean_weight, self.var_weight
+    y = scripted.switchable_norm(
+        x, logits[0], logits[1], running_mean, running_var, weight, bias, batch, self.momentum, self.eps, self.using_bn
+    )
+    y = scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
+    return scripted.channels_back(y, self.channel_dim)
 
 
 class _SwitchableNorm(ChannelExtrasMixin):
@@ -58,6 +69,7 @@ class _SwitchableNorm(ChannelExtrasMixin):
             if tensor is not None:
                 nn.init.constant_(tensor, value)
 
+    @scripted.scripted_by(_scripted)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
         self._check_input_dim(input)
         return F.switchable_norm(

@@ -58,7 +58,9 @@ def _with_closure_of(original: Any) -> FunctionType:
     defaults, so both must be those of `original`.
     """
     names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
-    scope = {"_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "__name__": __name__}
+    # torch.jit.script compiles the source of `original`, and looks for its names in the globals of `either`.
+    known = getattr(original, "__globals__", {})
+    scope = {**known, "_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "__name__": __name__}
     exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
     assert either.__code__.co_freevars == names
