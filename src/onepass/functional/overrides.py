@@ -11,6 +11,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from onepass.check.arguments import require_tensor
 
+from .jagged import normalize_jagged
+
 # Called without arguments, it returns whether autocast is on for CUDA. With the argument "cuda" it takes three times as long, 0.4 µs.
 cuda_autocast = torch.is_autocast_enabled
 
@@ -24,6 +26,8 @@ def has_override(input: Any) -> bool:
 
 
 def call_override(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    if getattr(arguments["input"], "layout", None) is torch.jagged and "normalized_shape" in arguments:
+        return normalize_jagged(function, **arguments)
     return handle_torch_function(function, (arguments["input"],), **arguments)
 
 

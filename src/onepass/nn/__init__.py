@@ -12,11 +12,20 @@ A call of a module takes `modulate` and `activation`. `onepass.functional` expla
 """
 
 from .channels import GroupNorm, LayerNorm2d
+from .lazy import (
+    LazyBatchNorm1d,
+    LazyBatchNorm2d,
+    LazyBatchNorm3d,
+    LazyInstanceNorm1d,
+    LazyInstanceNorm2d,
+    LazyInstanceNorm3d,
+)
 from .rows import LayerNorm, RMSNorm
 from .running import BatchNorm1d, BatchNorm2d, BatchNorm3d, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d
 from .switchable import SwitchableNorm1d, SwitchableNorm2d, SwitchableNorm3d
 
 __all__ = [
     "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "LayerNorm",
-    "LayerNorm2d", "RMSNorm", "SwitchableNorm1d", "SwitchableNorm2d", "SwitchableNorm3d",
+    "LayerNorm2d", "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyInstanceNorm1d", "LazyInstanceNorm2d",
+    "LazyInstanceNorm3d", "RMSNorm", "SwitchableNorm1d", "SwitchableNorm2d", "SwitchableNorm3d",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Base classes for the extras of the modules: the options that torch.nn's modules do not have, such as `activation`."""
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,6 +38,32 @@ class ExtrasMixin(nn.Module):
         check_weight_offset(weight, self.weight_offset)
         if weight is not None and self.weight_offset:
             nn.init.constant_(weight, 1 - self.weight_offset)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])  # torch stores the version of a module there
+        if metadata is not None:
+            metadata["weight_offset"] = self.weight_offset
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs: list[str]
+    ) -> None:  # fmt: skip
+        stored, own = local_metadata.get("weight_offset"), self.weight_offset
+        if prefix + "weight" in state_dict and stored != own:
+            if stored is not None:
+                error_msgs.append(
+                    f"{prefix}weight was saved by a norm with weight_offset={stored}, but this {type(self).__name__} has weight_offset="
+                    f"{own}; expected the same: create it with weight_offset={stored}, or add {stored - own} to the saved weight"
+                )
+                return
+            if own:
+                warnings.warn(
+                    f"{prefix}weight was loaded into a {type(self).__name__} with weight_offset={own}, but the state_dict does not say "
+                    f"with which offset it was saved. If it is the weight of an ordinary norm, subtract {own} from it, or create the norm "
+                    "without weight_offset",
+                    stacklevel=2,
+                )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
 
 class ChannelExtrasMixin(ExtrasMixin):

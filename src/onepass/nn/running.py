@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
 import torch
@@ -65,6 +66,18 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **newer)
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)
+
+    def named_children(self) -> Any:
+        """Raise if torch's convert_sync_batchnorm asks: its SyncBatchNorm has no activation, and expects channels in dimension 1.
+
+        torch offers no better place: it asks every module for its children, right after the conversion.
+        """
+        if (self.activation or self.channel_dim != 1) and sys._getframe(1).f_code.co_name == "convert_sync_batchnorm":
+            raise TypeError(
+                f"cannot convert {self} to torch.nn.SyncBatchNorm, which has no activation and no channel_dim; expected a BatchNorm "
+                "without these: create it without them, and apply the activation after it"
+            )
+        return super().named_children()
 
     @scripted.scripted_by(_scripted_batch_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """SwitchableNorm, a mix of InstanceNorm, LayerNorm and BatchNorm with learned weights."""
 
 from collections.abc import Callable
-from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
+from typing import TYPE_CHECKING, Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,14 @@ def _scripted(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = N
 
 
 class _SwitchableNorm(ChannelExtrasMixin):
-    weight: Tensor | None
-    bias: Tensor | None
-    mean_weight: Tensor
-    var_weight: Tensor
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    _check_input_dim: Callable[[Tensor], None]
+    if TYPE_CHECKING:  # with these annotations, TorchScript would not take running statistics for buffers
+        weight: Tensor | None
+        bias: Tensor | None
+        mean_weight: Tensor
+        var_weight: Tensor
+        running_mean: Tensor | None
+        running_var: Tensor | None
+        _check_input_dim: Callable[[Tensor], None]
 
     def __init__(
         self,
