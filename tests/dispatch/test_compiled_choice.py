@@ -340,3 +340,23 @@ assert not any("onepass" in str(finder) for finder in sys.meta_path)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+ROOTS = {
+    "Sequential": (lambda: nn.Sequential(nn.Conv2d(8, 8, 3), nn.GroupNorm(4, 8), nn.SiLU()), (2, 8, 6, 6)),
+    "LayerNorm": (lambda: nn.LayerNorm(8), (2, 8)),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 4, 8)),
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_model_that_is_a_class_of_torch_nn_is_compiled_whole(name):
+    """torch.compile treats such models differently: it does not begin to trace in files of torch.nn."""
+    make, shape = ROOTS[name]
+    model, x, graphs = make(), torch.randn(shape), []
+    expected = model(x)
+    onepass.patch(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward, fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+    assert len(graphs) == 1

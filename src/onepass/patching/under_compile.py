@@ -63,5 +63,10 @@ def _with_closure_of(original: Any) -> FunctionType:
     scope = {**known, "_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "__name__": __name__}
     exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
-    assert either.__code__.co_freevars == names
-    return FunctionType(either.__code__, scope, "either", None, original.__closure__ if names else None)
+    code = either.__code__
+    assert code.co_freevars == names
+    if getattr(original, "__module__", "").startswith("torch.nn."):
+        # torch.compile does not begin to trace in a file of torch.nn. It looks at the file of a model's forward, and if it is one of
+        # these, it begins a frame earlier. Since it traces `original`, this function must seem to be from the same file.
+        code = code.replace(co_filename=original.__code__.co_filename)
+    return FunctionType(code, scope, "either", None, original.__closure__ if names else None)
