@@ -1,6 +1,6 @@
 """`save="y"` keeps the output for the backward instead of the input. docs/theory.md predicts the error, (36)-(38).
 
-`python -m tests.functional.test_save` prints the table of docs/measured.md.
+`python -m tests.functional.test_save` prints the table of docs/accuracy.md.
 """
 
 import gc
