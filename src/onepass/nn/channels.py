@@ -28,7 +28,9 @@ def _scripted_layer_norm2d(self, input: Tensor, modulate: Optional[Tuple[Tensor,
 
 
 class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
-    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`.
+    """`torch.nn.GroupNorm`, computed by `onepass.functional.group_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over the channels of a group and all positions of a sample.
 
     Example: `GroupNorm(32, 320, activation="silu")(torch.randn(2, 320, 8, 8))`
     """
@@ -58,6 +60,8 @@ class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
 
 class LayerNorm2d(ExtrasMixin, nn.LayerNorm):
     """LayerNorm over the channels at each pixel of (N, C, H, W), computed by `onepass.functional.layer_norm2d`.
+
+    y = (x - mean)/sqrt(var + eps)·weight + bias.
 
     Example: `LayerNorm2d(96)(torch.randn(2, 96, 56, 56))`
     """

@@ -26,7 +26,9 @@ def _scripted_rms_norm(self, x: Tensor, modulate: Optional[Tuple[Tensor, Tensor]
 
 
 class LayerNorm(ExtrasMixin, nn.LayerNorm):
-    """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`.
+    """`torch.nn.LayerNorm`, computed by `onepass.functional.layer_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over the last dimensions, whose sizes are `normalized_shape`.
 
     With `granularity="channel"`, weight and bias have one value per channel, which is the first normalized dimension. With
     `granularity="global"`, weight and bias are scalars.
@@ -77,7 +79,9 @@ class LayerNorm(ExtrasMixin, nn.LayerNorm):
 
 
 class RMSNorm(ExtrasMixin, nn.RMSNorm):
-    """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`.
+    """`torch.nn.RMSNorm`, computed by `onepass.functional.rms_norm`: y = x/sqrt(mean(x²) + eps)·weight.
+
+    The mean is taken over the last dimensions, whose sizes are `normalized_shape`. `weight_offset=1.0` uses 1 + weight, as Gemma does.
 
     Example: `RMSNorm(64, weight_offset=1.0)(torch.randn(2, 16, 64))`
     """

@@ -105,21 +105,27 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, computed by `onepass.functional.batch_norm`.
+    """`torch.nn.BatchNorm1d`, computed by `onepass.functional.batch_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over the batch and all positions of a channel. Outside training, they are the running statistics.
 
     Example: `BatchNorm1d(64)(torch.randn(8, 64))`
     """
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`.
+    """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over the batch and all positions of a channel. Outside training, they are the running statistics.
 
     Example: `BatchNorm2d(64, activation="relu")(torch.randn(8, 64, 32, 32))`
     """
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`.
+    """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over the batch and all positions of a channel. Outside training, they are the running statistics.
 
     Example: `BatchNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """
@@ -163,21 +169,27 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
 
 
 class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, computed by `onepass.functional.instance_norm`.
+    """`torch.nn.InstanceNorm1d`, computed by `onepass.functional.instance_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over all positions of a channel of a sample.
 
     Example: `InstanceNorm1d(64)(torch.randn(8, 64, 32))`
     """
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, computed by `onepass.functional.instance_norm`.
+    """`torch.nn.InstanceNorm2d`, computed by `onepass.functional.instance_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over all positions of a channel of a sample.
 
     Example: `InstanceNorm2d(64)(torch.randn(8, 64, 32, 32))`
     """
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, computed by `onepass.functional.instance_norm`.
+    """`torch.nn.InstanceNorm3d`, computed by `onepass.functional.instance_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
+
+    Mean and variance are taken over all positions of a channel of a sample.
 
     Example: `InstanceNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """
