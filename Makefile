@@ -24,6 +24,11 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .venv/timm timm torchvision
 	touch $@
 
+# Material announces its end of life (2027) at every build; the variable hides that
+.PHONY: docs
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 mutations: $(READY)
 	$(BIN)/python tests/mutations.py
 

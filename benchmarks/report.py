@@ -1,4 +1,4 @@
-"""Writes the tables of docs/measured.md, or with --models that of README.md, from the files in results/."""
+"""Writes the tables of docs/measured.md, or with --models that of docs/benchmarks.md, from the files in results/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, help="read these results (default: results/bench-h200.jsonl, or with --models results/models-h200.jsonl)"
     )
-    parser.add_argument("--docs", type=Path, help="write the table into this file (default: docs/measured.md, or with --models README.md)")
+    parser.add_argument(
+        "--docs", type=Path, help="write the table into this file (default: docs/measured.md, or with --models docs/benchmarks.md)"
+    )
     parser.add_argument("--check", action="store_true", help="only check that the table agrees with the results")
     args = parser.parse_args(argv)
     try:
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    results, docs = ("models-h200.jsonl", "README.md") if args.models else ("bench-h200.jsonl", "docs/measured.md")
+    results, docs = ("models-h200.jsonl", "docs/benchmarks.md") if args.models else ("bench-h200.jsonl", "docs/measured.md")
     results, docs = args.results or Path("results") / results, args.docs or Path(docs)
     old = docs.read_text()
     new = (report_models if args.models else report_suite).updated(old, record.read(results))

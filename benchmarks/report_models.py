@@ -1,4 +1,4 @@
-"""Makes the table of whole models in README.md from the records of `benchmarks.models`.
+"""Makes the table of whole models in docs/benchmarks.md from the records of `benchmarks.models`.
 
 A variant of a model is before or after `onepass.patch`, in one of three modes. The table has the modes of the records. A model
 that was measured at all needs a record of every variant of these modes. Models that were not measured are named below.

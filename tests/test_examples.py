@@ -37,7 +37,12 @@ def test_an_example_fails_where_a_patched_model_is_off(as_script, monkeypatch):
         compare(lambda norm, x: norm(x), norm, torch.randn(4, 16))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/adding-a-norm.md", "docs/architecture.md", "docs/first-call.md", "docs/patching.md"])
+PAGES = ["README.md", *(f"docs/{name}.md" for name in (
+    "adding-a-norm", "architecture", "compile-and-export", "first-call", "gpus-and-cpus", "index", "patching",
+))]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_code_on_a_page(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

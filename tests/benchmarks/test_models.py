@@ -319,7 +319,7 @@ def test_the_table_fails_on_a_missing_row():
 
 
 def test_report_command(tmp_path, capsys):
-    docs, results = tmp_path / "README.md", tmp_path / "models.jsonl"
+    docs, results = tmp_path / "benchmarks.md", tmp_path / "models.jsonl"
     docs.write_text(f"{report_models.BEGIN}\n{report_models.END}")
     record.write(results, made_up())
     arguments = ["--models", "--results", str(results), "--docs", str(docs)]
@@ -332,7 +332,7 @@ def test_report_command(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not (ROOT / "results/models-h200.jsonl").exists(), reason="no results")
-def test_the_readme_is_that_of_the_results(monkeypatch):
+def test_the_page_is_that_of_the_results(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert report.main(["--models", "--check"]) == 0
 
