@@ -65,7 +65,7 @@ def _with_closure_of(original: Any) -> FunctionType:
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
     code = either.__code__
     assert code.co_freevars == names
-    if getattr(original, "__module__", "").startswith("torch.nn."):
+    if str(getattr(original, "__module__", None)).startswith("torch.nn."):  # it may be None
         # torch.compile does not begin to trace in a file of torch.nn. It looks at the file of a model's forward, and if it is one of
         # these, it begins a frame earlier. Since it traces `original`, this function must seem to be from the same file.
         code = code.replace(co_filename=original.__code__.co_filename)
