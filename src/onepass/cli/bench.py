@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import torch
 
@@ -13,28 +12,15 @@ from onepass.bench.measure import measure
 from onepass.bench.providers import OURS, PROVIDERS
 from onepass.bench.record import Record
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, Row
-from onepass.bench.terminal import progress, table
+from onepass.bench.terminal import print_table, progress
 from onepass.dispatch import front_door
-from onepass.verify import calls
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--op", choices=list(calls.OPS), help="measure only this norm")
-    parser.add_argument("--direction", choices=["forward", "backward"], help="measure only this direction")
-    parser.add_argument("--only", default="", metavar="SUBSTRING", help="measure only rows whose name contains this")
-    parser.add_argument("--provider", action="append", choices=list(PROVIDERS), help="measure only this provider; can be repeated")
-    parser.add_argument("--limit", type=float, metavar="MB", help="skip rows with a larger input (default: 64 on a CPU, else no limit)")
-    parser.add_argument("--list", action="store_true", help="print the rows and measure nothing")
-    parser.add_argument("--out", type=Path, help="merge the results into this file, one JSON object per line")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     chosen = [row for row in (*SUITE, *BACKWARD_SUITE) if args.op in (None, row.case.op) and args.only in row.name]
     chosen = [row for row in chosen if args.direction in (None, row.direction)]
     if args.list:
-        print(table([["row", "MB", "target"], *([row.name, f"{row.nbytes / 1e6:.0f}", row.goal] for row in chosen)]))
+        print_table([["row", "MB", "target"], *([row.name, f"{row.nbytes / 1e6:.0f}", row.goal] for row in chosen)])
         return 0
     limit = args.limit if args.limit is not None else 64 if args.device == "cpu" else float("inf")
     rows = [row for row in chosen if row.nbytes <= limit * 1e6]
@@ -53,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         results[row] = {result["provider"]: result for result in records}
         if args.out:  # written after every row, so that an interrupted run keeps its results
             record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], records))
-    print(f"\n{table([_HEAD, *(_line(row, found) for row, found in results.items())])}")
+    print()
+    print_table([_HEAD, *(_line(row, found) for row, found in results.items())])
     print("Times in µs. fraction: speed relative to a copy. host: CPU time of a call. MB more: memory of a backward besides its gradients.")
     failed = [result for found in results.values() for result in found.values() if "error" in result]
     for result in failed:

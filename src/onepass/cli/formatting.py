@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onepass.verify.cases import Case
 
-LAYOUTS = {"nchw": "contiguous", "nhwc": "channels_last"}
+from .arguments import LAYOUTS
 
 
 def layout_name(case: Case) -> str:

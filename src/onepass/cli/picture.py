@@ -1,7 +1,7 @@
 """The picture of `onepass demo`: which elements each norm averages over.
 
-It shows x as a cube of N×C×HW elements, like the GroupNorm paper. Blue elements share one mean and variance. In the
-kernels' view of memory, x[outer, reps, sets, run], these are the elements that differ only in reps and run.
+It shows x as a cube of samples, channels and positions (N×C×HW), like the GroupNorm paper. Blue elements
+share one mean and variance. In the kernels' view of memory, x[outer, reps, sets, run], these differ only in reps and run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,16 @@ PANELS: list[tuple[str, NormSpec, str]] = [
     ("LayerNorm2d", norms.layer_norm2d(), "NCHW"),
     ("LayerNorm over (C, H, W)", norms.layer_norm(3), "NCHW"),
 ]
+
+# For each title: which elements share a mean.
+CAPTIONS = {
+    "BatchNorm": "one mean for each channel,\nof all samples and positions",
+    "InstanceNorm": "one mean for each channel of each sample,\nof all its positions",
+    f"GroupNorm, {GROUPS} groups": "one mean for each half of the channels of a sample,\nof all their positions",
+    "LayerNorm over C": "one mean for each position of each sample,\nof all channels there (channels last)",
+    "LayerNorm2d": "one mean for each position of each sample,\nof all channels there (channels first)",
+    "LayerNorm over (C, H, W)": "one mean for each sample,\nof all its channels and positions",
+}
 
 BLUE, GREY, EDGE = "#4a8de8", "#f2f4f7", "#8a97a6"
 
@@ -64,23 +74,23 @@ def draw(path: Path) -> None:
     from matplotlib.colors import LightSource
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8.4), layout="constrained")
-    figure.suptitle("Blue: elements that share one mean and variance, from the view x[outer, reps, sets, run] of memory", fontsize=13)
+    figure = Figure(figsize=(14, 9.2), layout="constrained")
+    figure.suptitle("What each norm averages over: the blue elements of the input share one mean and one variance\n", fontsize=15)
     for place, (title, definition, order) in enumerate(PANELS, 1):
         problem = problem_of(definition, order)
-        assert problem.x is not None
         # In the picture, C goes to the right, N to the back and H·W up.
         cube = members(problem, order, 0, SIZES["C"] - 1, SIZES["H"] * SIZES["W"] - 1).permute(1, 0, 2)
         axes: Any = figure.add_subplot(2, 3, place, projection="3d")
         light = LightSource(azdeg=145, altdeg=50)
         for filled, color in ((cube, BLUE), (~cube, GREY)):
             axes.voxels(filled.numpy(), facecolors=color, edgecolor=EDGE, linewidth=0.7, lightsource=light)
-        axes.set_box_aspect(cube.shape, zoom=1.05)
+        axes.set_box_aspect(cube.shape, zoom=0.95)
         axes.view_init(elev=22, azim=-58)
         axes.set_axis_off()
         c, n, positions = cube.shape
-        for name, where in (("C", (c / 2, -0.9, -0.2)), ("N", (c + 0.7, n / 2, -0.2)), ("H·W", (-0.8, 0, positions / 2))):
-            axes.text(*where, name, ha="center", va="center", fontsize=11)
-        sizes = problem.x.sizes
-        axes.set_title(f"{title}\n{order}: " + ", ".join(f"{name} {size}" for name, size in zip(("outer", "reps", "sets", "run"), sizes)))
+        labels = {"channels": (c / 2, -1.1, -0.2), "samples": (c + 1.7, n / 2, -0.2), "positions": (-1.5, 0, positions / 2)}
+        for name, where in labels.items():
+            axes.text(*where, name, ha="center", va="center", fontsize=10)
+        axes.patch.set_visible(False)  # a panel would hide the labels of the one beside it
+        axes.set_title(f"{title}:\n{CAPTIONS[title]}", fontsize=12)
     figure.savefig(path, dpi=100)

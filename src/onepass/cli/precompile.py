@@ -10,27 +10,10 @@ from torch import Tensor, nn
 
 from onepass import __version__
 from onepass.bench import record
-from onepass.bench.record import dtype_name
 from onepass.patching import patch
 from onepass.precompiling import precompile
-from onepass.verify import matrix
 
 from . import factory
-from .run import shape
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # The inputs are a tensor, a tuple of arguments, or a dictionary of keyword arguments.
-    factory.add_arguments(parser, "the model, or (model, example inputs)")
-    parser.add_argument(
-        "--shape", action="append", type=shape, help="shape of an input, if the factory returns none; repeat it for more inputs"
-    )
-    parser.add_argument("--dtype", choices=[dtype_name(d) for d in matrix.DTYPES], help="convert the model to this dtype")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--training", action="store_true", help="compile also what a training step needs")
-    parser.add_argument("--no-patch", dest="patch", action="store_false", help="do not call onepass.patch first")
-    parser.add_argument("--channels-last", action="store_true", help="convert convolutions and inputs to channels_last")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
