@@ -1,13 +1,15 @@
 """The command line, as a user types it."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from onepass.cli import demo
+from onepass.cli import demo, doctor
 from onepass.cli.main import main
+from onepass.core import device
 from onepass.planning.registry import FAMILIES
 from onepass.verify import calls, cases
 
@@ -59,7 +61,30 @@ def test_run_fails_when_the_budget_is_broken(monkeypatch, capsys):
 def test_doctor(capsys):
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
+    assert "All well" in out and re.search(r"^group_norm +(c|aten|blockwise) ", out, re.MULTILINE)
+    assert len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 100
+
+
+def test_doctor_verbose(capsys):
+    assert main(["doctor", "--verbose"]) == 0
+    out = capsys.readouterr().out
     assert "All well." in out and "route direct" in out and "not aten" in out
+
+
+def test_doctor_with_many_gpus_fits_a_screen(monkeypatch, capsys):
+    """Eight equal GPUs share columns. Their plans are those of a GPU, and the CPU runs the checks."""
+    describe, check = device.describe, doctor._check
+
+    def check_and_plan(case, name):
+        done = check(case, "cpu")
+        return done if name == "cpu" else done._replace(plans=done.plans.on("h200"))
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr(device, "describe", lambda place: device.KNOWN_DEVICES["h200"] if place.type == "cuda" else describe(place))
+    monkeypatch.setattr(doctor, "_check", check_and_plan)
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "cuda:0 to cuda:7  H200" in out and len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 100
 
 
 def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
@@ -70,11 +95,26 @@ def test_doctor_sees_a_broken_norm(monkeypatch, capsys):
 
 def test_verify_prints_a_matrix(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(cases, "CASES", cases.CASES[:3])
-    assert main(["verify", "--dtype", "float16", "--reasons", "--out", str(tmp_path / "results" / "cells.jsonl")]) == 0
+    assert main(["verify", "--dtype", "float16", "--matrix", "--reasons", "--out", str(tmp_path / "results" / "cells.jsonl")]) == 0
     out = capsys.readouterr().out
     assert "layer_norm 64x257" in out and f"{3 * len(FAMILIES)} cells" in out and "0 failed" in out
     records = [json.loads(line) for line in (tmp_path / "results" / "cells.jsonl").read_text().splitlines()]
     assert len(records) == 3 * len(FAMILIES) and all(record["ok"] and record["torch"] for record in records)
+
+
+def test_verify_prints_a_summary(monkeypatch, capsys):
+    monkeypatch.setattr(cases, "CASES", cases.CASES[:2])
+    assert main(["verify", "--dtype", "float32"]) == 0
+    out = capsys.readouterr().out
+    assert "layer_norm 64x257" not in out and "within the budget" in out and len(out.splitlines()) <= 24
+
+
+def test_verify_prints_the_failures(monkeypatch, capsys):
+    monkeypatch.setattr(cases, "CASES", cases.CASES[:2])
+    monkeypatch.setattr("onepass.verify.oracle.half_ulp", lambda x, dtype: x * 0)
+    assert main(["verify", "--dtype", "bfloat16"]) == 1
+    out = capsys.readouterr().out
+    assert "FAILED layer_norm 64x257" in out and "All well" not in out
 
 
 def test_demo(monkeypatch, capsys, tmp_path):
@@ -82,4 +122,11 @@ def test_demo(monkeypatch, capsys, tmp_path):
     assert main(["demo", "--picture", str(tmp_path / "norms.png")]) == 0
     out = capsys.readouterr().out
     assert "layer_norm2d" in out and "add_rms_norm" in out and "within the budget" in out
+    lines = out.splitlines()
+    head = next(i for i, line in enumerate(lines) if "speed-up" in line)
+    rows = [re.split(r"\s{2,}", line) for line in lines[head + 2 : lines.index("", head)]]
+    assert [row[0] for row in rows] == ["rms_norm", "layer_norm2d", "add_rms_norm"]
+    for *_, ours, torchs, speed in rows:
+        assert abs(float(torchs) / float(ours) - float(speed.removesuffix("x"))) < 0.1 + 0.02 * float(speed.removesuffix("x"))
+    assert "10,000 times its standard deviation" in out and "Try next:" in out
     assert (tmp_path / "norms.png").read_bytes().startswith(b"\x89PNG")

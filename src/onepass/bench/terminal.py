@@ -50,7 +50,7 @@ def growing_table(head: Sequence[str], widths: Sequence[int]) -> Iterator[AddRow
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*map(Text, head), box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Table(*head, box=box.SIMPLE_HEAD, pad_edge=False)
     with Live(drawn):
         yield lambda row: drawn.add_row(*map(Text, row))
 

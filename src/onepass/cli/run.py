@@ -20,6 +20,8 @@ from .formatting import milliseconds
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_dimensions(args)
+    _check_options(args)
     fields = {name: getattr(args, name) for name in Case.__dataclass_fields__}
     case = Case(**{**fields, "layout": LAYOUTS.get(args.layout, args.layout)})
     operands = tensors.make(case, getattr(torch, args.dtype), args.device, args.seed)
@@ -32,6 +34,31 @@ def run(args: argparse.Namespace) -> int:
         if args.time:
             _report_times(case, operands, dy)
     return 0 if ok else 1
+
+
+def _check_dimensions(args: argparse.Namespace) -> None:
+    """Raise a ValueError if the input has too few dimensions for the norm."""
+    rows = args.op in ("layer_norm", "rms_norm")
+    if rows and not 1 <= args.rank <= len(args.shape):
+        raise ValueError(f"--rank {args.rank}: expected 1 to {len(args.shape)}, as --shape has {len(args.shape)} dimensions")
+    if not rows and len(args.shape) < 2:
+        raise ValueError(f"--shape {args.shape[0]}: {args.op} needs at least two dimensions, samples and channels, for example 8,64")
+
+
+# Options that only some norms take.
+ONLY_FOR = {
+    "residual": ("layer_norm", "rms_norm", "group_norm"),
+    "offset": ("layer_norm", "rms_norm"),
+    "granularity": ("layer_norm",),
+    "last": ("group_norm", "instance_norm", "batch_norm", "switchable_norm"),
+}
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise a ValueError if the norm does not take an option."""
+    for name, ops in ONLY_FOR.items():
+        if getattr(args, name) != Case.__dataclass_fields__[name].default and args.op not in ops:
+            raise ValueError(f"--{name} is not for {args.op}; expected {', '.join(ops)}, or no --{name}")
 
 
 def _report_errors(case: Case, operands: tensors.Operands, dy: torch.Tensor) -> bool:
