@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from onepass import __version__
-from onepass.backends.c import library
+from onepass.backends.c import front_door, library
 from onepass.bench import timing
 from onepass.bench.terminal import growing_table
+from onepass.dispatch.front_door import VARIABLE
 from onepass.verify import calls, oracle, tensors
 from onepass.verify.cases import Case
 
@@ -54,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
     print(f"onepass {__version__}, torch {torch.__version__}, {platform.machine()} CPU with {threads}, float32.", flush=True)
     _prepare()
     print("\nTime of a forward and a backward, in ms:\n", flush=True)
-    within = True
+    within, unsteady = True, False
     with growing_table(HEAD, WIDTHS) as add:
         for case in DEMO:
             row, ok = _measure(case)
             within &= ok
+            unsteady |= row[-1].endswith("?")
             add(row)
+    if unsteady:
+        print("?: other programs kept this machine busy, so this time is uncertain. Run the demo again when it is idle.")
     within &= _tell_accuracy()
     print("All results of onepass, gradients included, are within the budget of rounding errors." if within else _FAILED)
     _draw(args.picture)
@@ -76,25 +80,34 @@ def _measure(case: Case) -> tuple[list[str], bool]:
     dy = tensors.make_dy(operands, on_device=True)  # in the layout of y, as in a model
     exact = oracle.exact(case, operands, dy)
     worst = oracle.worst(oracle.evaluate(case, operands, dy), exact.value, exact.allowed)
-    ours, torchs = fastest([lambda f=f: oracle.evaluate(case, operands, dy, f) for f in (calls.by_onepass, calls.by_torch)])
-    speed = f"{torchs / ours:.1f}x"
+    times = fastest([lambda f=f: oracle.evaluate(case, operands, dy, f) for f in (calls.by_onepass, calls.by_torch)])
+    ours, torchs = times.seconds
+    speed = f"{torchs / ours:.1f}x" + ("" if times.steady else " ?")
     row = [_title(case), "×".join(map(str, case.shape)), f"{ours * 1e3:.2f}", f"{torchs * 1e3:.2f}", speed]
     return row, max(worst.forward, worst.backward or 0) <= 1
 
 
-def fastest(variants: Sequence[Callable[[], Any]], seconds: float = 0.4, least: int = 15) -> list[float]:
-    """Time several calls in turn, and return the seconds of the fastest sample of each.
+class Fastest(NamedTuple):
+    seconds: list[float]  # of the fastest sample of each call
+    steady: bool  # False if the machine was so busy that few samples come near them
+
+
+def fastest(variants: Sequence[Callable[[], Any]], least: float = 0.5, most: float = 4.0) -> Fastest:
+    """Time several calls in turn, for `least` seconds, or up to `most` until the times are steady.
 
     Another process on the machine can only add time. So the fastest of many short samples is the one least disturbed.
     """
-    for call in variants:
-        call()
-    best = [float("inf") for _ in variants]
-    end, samples = time.perf_counter() + seconds * len(variants), 0
-    while samples < least or time.perf_counter() < end:
-        best = [min(known, timing.once(call, 1)) for known, call in zip(best, variants)]
-        samples += 1
-    return best
+    samples: list[list[float]] = [[timing.once(call, 1)] for call in variants]  # the first is slow, and never the fastest
+    start = time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < least or (elapsed < most and not _steady(samples)):
+        for call, taken in zip(variants, samples):
+            taken.append(timing.once(call, 1))
+    return Fastest([min(taken) for taken in samples], _steady(samples))
+
+
+def _steady(samples: list[list[float]]) -> bool:
+    """Return whether the fifth sample of each call is at most 15 % slower than its fastest."""
+    return all(len(taken) > 5 and sorted(taken)[4] < 1.15 * min(taken) for taken in samples)
 
 
 def _tell_accuracy() -> bool:
@@ -125,8 +138,15 @@ def _title(case: Case) -> str:
 
 
 def _prepare() -> None:
-    """Make a first call, which compiles the C kernels if no cache has them, and say so."""
-    with _said("compil"):
+    """Make a first call, which compiles the C kernels if no cache has them, and say so.
+
+    The call would also compile the C++ front door in the background. That would disturb the times, which it hardly improves.
+    """
+    try:
+        front_door.load(may_compile=False)
+    except Exception:  # for any reason, as in dispatch: Python can do its work
+        os.environ.setdefault(VARIABLE, "off")
+    with _said("compil"):  # "compiling ..." and "compiled ... in 6.5 s"
         oracle.evaluate(Case("layer_norm", (2, 8)), tensors.make(Case("layer_norm", (2, 8))), None)
     state = library.state()
     if state.startswith("cannot be used"):
