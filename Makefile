@@ -33,8 +33,9 @@ $(DEMO): pyproject.toml constraints.txt Makefile
 # So both installations are independent, and run at the same time.
 $(READY): $(DEMO)
 	@echo "Installing what the tests need (pytest, pyright, transformers, diffusers, monai, timm): two to five minutes ..."
-	@($(PIP) --no-deps --upgrade --target .venv/timm timm torchvision $(call quiet,.venv/timm.log)) & timm=$$!; \
-	($(PIP) -e ".[dev]" $(call quiet,.venv/dev.log)) && wait $$timm
+	@($(PIP) --no-deps --upgrade --target .venv/timm timm torchvision $(call quiet,.venv/timm.log)) & timm=$$!; failed=0; \
+	($(PIP) -e ".[dev]" $(call quiet,.venv/dev.log)) || failed=1; \
+	wait $$timm || failed=1; exit $$failed
 	@touch $@
 	@echo "Installed."
 
