@@ -1,4 +1,4 @@
-"""Tools of torch do to our modules what they do to torch.nn's: TorchScript, lazy modules, SyncBatchNorm, state_dicts, jagged tensors."""
+"""Tools of torch do to our modules what they do to torch.nn's: TorchScript, torch.fx, lazy modules, SyncBatchNorm, jagged tensors, …"""
 
 import copy
 import io
@@ -7,6 +7,9 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import get_default_qat_qconfig_mapping
+from torch.ao.quantization.quantize_fx import prepare_qat_fx
+from torch.fx.experimental import optimization
 
 import onepass
 from onepass import nn as ours
@@ -163,3 +166,67 @@ def test_jagged_tensors_that_cannot_be_normalized():
         ours.LayerNorm((3, 8))(x)
     with pytest.raises(NotImplementedError, match="return_stats=True"):
         onepass.functional.layer_norm(x, (8,), return_stats=True)
+
+
+class Stack(nn.Module):
+    """Convolutions and norms, of torch.nn or of onepass.nn."""
+
+    def __init__(self, library):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3), library.BatchNorm2d(8), nn.ReLU(), library.GroupNorm(2, 8), nn.SiLU())
+        self.conv, self.batch, self.activation, self.last = nn.Conv2d(8, 8, 1), library.BatchNorm2d(8), nn.ReLU(), library.LayerNorm(4)
+
+    def forward(self, x):
+        return self.last(self.activation(self.batch(self.conv(self.body(x)))))
+
+
+def stacks() -> dict[str, nn.Module]:
+    """The same model with torch.nn's norms, with ours, and patched."""
+    reference = Stack(nn)
+    for norm in (reference.body[1], reference.batch):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    made = {"torch": reference, "onepass.nn": Stack(ours), "patched": copy.deepcopy(reference)}
+    made["onepass.nn"].load_state_dict(reference.state_dict())
+    onepass.patch(made["patched"])
+    return made
+
+
+@pytest.mark.parametrize("name", ["onepass.nn", "patched"])
+def test_torch_fx_sees_the_graph_of_torch_nn(name):
+    models = stacks()
+    expected, traced = torch.fx.symbolic_trace(models["torch"].eval()), torch.fx.symbolic_trace(models[name].eval())
+    assert [(node.op, node.target, node.kwargs) for node in traced.graph.nodes] == [
+        (node.op, node.target, node.kwargs) for node in expected.graph.nodes
+    ]
+    assert list(traced.state_dict()) == list(expected.state_dict())
+    torch.testing.assert_close(traced(X), models["torch"](X))
+    traced.train()(X)  # updates the running statistics of the model
+    assert traced.batch.running_mean.equal(models[name].batch.running_mean)
+    assert not models[name].batch.running_mean.equal(models["torch"].batch.running_mean)
+
+
+@pytest.mark.parametrize("name", ["onepass.nn", "patched"])
+def test_torch_fx_folds_batch_norms_into_convolutions(name):
+    models = stacks()
+    folded = optimization.fuse(models[name].eval())
+    assert [node.target for node in folded.graph.nodes] == [node.target for node in optimization.fuse(models["torch"].eval()).graph.nodes]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(X), models["torch"](X))
+    assert type(models[name].batch) is not nn.BatchNorm2d  # the model itself is unchanged
+
+
+@pytest.mark.parametrize("name", ["onepass.nn", "patched"])
+def test_quantization_aware_training_folds_batch_norms(name):
+    prepared = [
+        prepare_qat_fx(model.train(), get_default_qat_qconfig_mapping(), (X,)) for key, model in stacks().items() if key in ("torch", name)
+    ]
+    assert type(prepared[1].conv) is type(prepared[0].conv) and "Bn" in type(prepared[0].conv).__name__
+
+
+def test_torch_fx_keeps_extras():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), ours.BatchNorm2d(8, activation="relu"), ours.SwitchableNorm2d(8), ours.InstanceNorm2d(8))
+    traced = torch.fx.symbolic_trace(model.eval())
+    assert isinstance(traced.get_submodule("1"), ours.BatchNorm2d)
+    torch.testing.assert_close(traced(X), model(X))
+    torch.testing.assert_close(optimization.fuse(model)(X), model(X))

@@ -26,7 +26,8 @@ def has_override(input: Any) -> bool:
 
 
 def call_override(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    if getattr(arguments["input"], "layout", None) is torch.jagged and "normalized_shape" in arguments:
+    jagged = getattr(arguments["input"], "layout", None) is torch.jagged
+    if jagged and "normalized_shape" in arguments and "residual" not in arguments:
         return normalize_jagged(function, **arguments)
     return handle_torch_function(function, (arguments["input"],), **arguments)
 

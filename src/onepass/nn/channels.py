@@ -11,7 +11,7 @@ from onepass import functional as F
 from onepass.check.norms import check_num_channels
 from onepass.functional.extras import Modulation
 
-from . import scripted
+from . import scripted, traced
 from .extras import ChannelExtrasMixin, ExtrasMixin
 
 
@@ -54,6 +54,8 @@ class GroupNorm(ChannelExtrasMixin, nn.GroupNorm):
 
     @scripted.scripted_by(_scripted_group_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         keywords = self._call_keywords(modulate, activation)
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps, save=self.save, **keywords)
 
@@ -83,6 +85,8 @@ class LayerNorm2d(ExtrasMixin, nn.LayerNorm):
 
     @scripted.scripted_by(_scripted_layer_norm2d)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         check_num_channels(input, self.normalized_shape[0])
         keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate}
         return F.layer_norm2d(input, self.weight, self.bias, self.eps, save=self.save, **keywords)

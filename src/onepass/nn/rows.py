@@ -11,7 +11,7 @@ from onepass import functional as F
 from onepass.check.norms import parameter_shape
 from onepass.functional.extras import Modulation
 
-from . import scripted
+from . import scripted, traced
 from .extras import ExtrasMixin
 
 
@@ -64,6 +64,8 @@ class LayerNorm(ExtrasMixin, nn.LayerNorm):
 
     @scripted.scripted_by(_scripted_layer_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         return F.layer_norm(
             input,
             self.normalized_shape,
@@ -108,5 +110,7 @@ class RMSNorm(ExtrasMixin, nn.RMSNorm):
 
     @scripted.scripted_by(_scripted_rms_norm)
     def forward(self, x: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(x) is not Tensor and traced.is_proxy(x):
+            return traced.as_call_of_module(self, x, modulate, activation)
         keywords: dict[str, Any] = {"activation": activation or self.activation, "modulate": modulate, "weight_offset": self.weight_offset}
         return F.rms_norm(x, self.normalized_shape, self.weight, self.eps, save=self.save, **keywords)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onepass import functional as F
 from onepass.functional.extras import Modulation
 
-from . import scripted
+from . import scripted, traced
 from .extras import ChannelExtrasMixin
 
 
@@ -81,6 +81,8 @@ class _BatchNorm(ChannelExtrasMixin, nn.modules.batchnorm._BatchNorm):
 
     @scripted.scripted_by(_scripted_batch_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         self._check_input_dim(input)
         count = self.num_batches_tracked if self.training and self.track_running_stats else None
         momentum: Any = 0.0 if self.momentum is None else self.momentum
@@ -112,6 +114,8 @@ class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
     Example: `BatchNorm1d(64)(torch.randn(8, 64))`
     """
 
+    _twin_class = nn.BatchNorm1d
+
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
     """`torch.nn.BatchNorm2d`, computed by `onepass.functional.batch_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
@@ -121,6 +125,8 @@ class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
     Example: `BatchNorm2d(64, activation="relu")(torch.randn(8, 64, 32, 32))`
     """
 
+    _twin_class = nn.BatchNorm2d
+
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
     """`torch.nn.BatchNorm3d`, computed by `onepass.functional.batch_norm`: y = (x - mean)/sqrt(var + eps)·weight + bias.
@@ -129,6 +135,8 @@ class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
 
     Example: `BatchNorm3d(64)(torch.randn(8, 64, 4, 8, 8))`
     """
+
+    _twin_class = nn.BatchNorm3d
 
 
 class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
@@ -152,6 +160,8 @@ class _InstanceNorm(ChannelExtrasMixin, nn.modules.instancenorm._InstanceNorm):
 
     @scripted.scripted_by(_scripted_instance_norm)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         if self.channel_dim == 1 and modulate is None and activation is None:
             # torch's forward checks the input and calls `_apply_instance_norm` below.
             return nn.modules.instancenorm._InstanceNorm.forward(self, input)

@@ -10,7 +10,7 @@ from onepass import functional as F
 from onepass.check.extras import require_constant_momentum
 from onepass.functional.extras import Modulation
 
-from . import scripted
+from . import scripted, traced
 from .extras import ChannelExtrasMixin
 
 
@@ -72,6 +72,8 @@ class _SwitchableNorm(ChannelExtrasMixin):
 
     @scripted.scripted_by(_scripted)
     def forward(self, input: Tensor, modulate: Modulation | None = None, activation: str | None = None) -> Tensor:
+        if type(input) is not Tensor and traced.is_proxy(input):
+            return traced.as_call_of_module(self, input, modulate, activation)
         self._check_input_dim(input)
         return F.switchable_norm(
             input,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from onepass import functional as F
 from onepass import nn as onepass_nn
 from onepass.core.activations import ACTIVATION_FUNCTIONS
+from onepass.nn.traced import use_twins
 
 from .guards import Guards
 from .under_compile import original_when_compiling
@@ -73,7 +74,11 @@ class NormRecipe:
         """
         forward = original_when_compiling(_SwappedNorm._onepass_forward, original.forward)
         guards = Guards.make(self.guarded, self.child_classes, self.unsupported_ranks, self.unsupported_dtypes)
-        return {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards, "_read": staticmethod(self.reader())}
+        made = {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards, "_read": staticmethod(self.reader())}
+        if issubclass(self.like, nn.modules.batchnorm._BatchNorm):
+            use_twins()  # so that torch.fx can fold this norm into a convolution
+            made["_twin_class"] = original
+        return made
 
     def reader(self) -> Callable[[nn.Module], tuple[Any, Any, Any]]:
         """Return a function that reads (weight, bias, eps) from a module."""

@@ -1,4 +1,7 @@
-"""Make patched modules run their original methods under torch.compile. So they have the same guards as the unpatched model."""
+"""Make patched modules run their original methods under torch.compile and torch.fx.
+
+So a compiled model has the same guards as the unpatched model, and a traced model the same graph.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.fx import _symbolic_trace
 
 compiling = torch.compiler.is_dynamo_compiling
+fx = vars(_symbolic_trace)  # has "_is_fx_tracing_flag". The public function takes longer to return it
 
 try:
     from torch._C._dynamo import eval_frame as _eval_frame
@@ -22,7 +27,7 @@ except (ImportError, AttributeError):  # an older torch: patched modules add gua
 
 
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that calls `original` under torch.compile, and `method` otherwise.
+    """Return a method that calls `original` under torch.compile and torch.fx, and `method` otherwise.
 
     Inside a model, torch.compile traces `original` in place of this method, because of `_torchdynamo_inline`. If a compiled model
     begins with this method, torch.compile does not trace it (`_skip`). It then begins with `original`, which the method calls.
@@ -44,7 +49,7 @@ def make({names}):
     def either(_onepass_self, /, *_onepass_args, _onepass_method, _onepass_original, **_onepass_kwargs):
         if 0:
             {names} _onepass_self
-        if _onepass_compiling() or _onepass_compiler() is not None:
+        if _onepass_compiling() or _onepass_compiler() is not None or _onepass_fx["_is_fx_tracing_flag"]:
             return _onepass_original(_onepass_self, *_onepass_args, **_onepass_kwargs)
         return _onepass_method(_onepass_self, *_onepass_args, **_onepass_kwargs)
     return either
@@ -60,7 +65,7 @@ def _with_closure_of(original: Any) -> FunctionType:
     names = original.__code__.co_freevars if isinstance(original, FunctionType) else ()
     # torch.jit.script compiles the source of `original`, and looks for its names in the globals of `either`.
     known = getattr(original, "__globals__", {})
-    scope = {**known, "_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "__name__": __name__}
+    scope = {**known, "_onepass_compiling": compiling, "_onepass_compiler": current_compiler, "_onepass_fx": fx, "__name__": __name__}
     exec(_SOURCE.format(names="".join(f"{name}, " for name in names)), scope)
     either: Any = scope["make"](*names)  # pyright: ignore[reportCallIssue]
     code = either.__code__
