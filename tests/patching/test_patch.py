@@ -592,3 +592,17 @@ class Layouts(torch.utils._python_dispatch.TorchDispatchMode):
         if isinstance(y, torch.Tensor) and y.dim() == 4 and y.shape[1] == 24 and not func.is_view:
             self.changed += [] if y.is_contiguous(memory_format=torch.channels_last) else [func]
         return y
+
+
+@pytest.mark.parametrize(("heads", "batch_first", "bypassed"), [(2, True, True), (2, False, False), (1, True, False)])
+def test_the_report_says_where_torchs_fast_path_runs_instead(heads, batch_first, bypassed, monkeypatch):
+    layer, called = nn.TransformerEncoderLayer(8, heads, 16, 0.0, batch_first=batch_first).eval(), []
+    report = onepass.patch(layer)
+    assert ("fast path" in str(report)) == bypassed
+    forward = type(layer.norm1).forward
+    monkeypatch.setattr(type(layer.norm1), "forward", lambda *args, **keywords: called.append(1) or forward(*args, **keywords))
+    with torch.no_grad():
+        layer(torch.randn(2, 4, 8))
+    assert bool(called) != bypassed
+    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
+    assert "fast path" not in str(onepass.patch(onepass.unpatch(layer), dry_run=True))

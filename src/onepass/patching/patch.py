@@ -17,6 +17,7 @@ from torch import nn
 from . import function_source
 from .channels_last import ChannelsLastRecipe, can_convert, to_channels_last, to_contiguous
 from .class_swap import Recipe, Swapped, class_changed_after_swap, restore_class, swap_class
+from .fast_path import may_bypass_its_norms
 from .fusion.find import Fusion, ModelNorms, find_fusions
 from .recognition.recognize import recognize
 from .report import ALREADY, FUSED, LEFT, REPLACED, Report, Row, counted
@@ -108,6 +109,12 @@ def _make_plan(model: nn.Module, fuse: bool, channels_last: bool) -> _Plan:
         (module, ChannelsLastRecipe()) for _, module in modules if channels_last and can_convert(module) and not isinstance(module, Swapped)
     ]
     notes = [f"{counted(len(convolutions), 'convolution')} channels-last"] if channels_last else []
+    bypassed = sum(may_bypass_its_norms(module) for _, module in modules)
+    if bypassed:
+        notes.append(
+            f"{counted(bypassed, 'TransformerEncoderLayer')}: in evaluation without gradients, torch's fast path computes the whole layer, "
+            "and none of its norms run; torch.backends.mha.set_fastpath_enabled(False) turns it off"
+        )
     return _Plan(rows, [*swaps, *blocks, *convolutions], notes)  # pyright: ignore[reportArgumentType]
 
 
