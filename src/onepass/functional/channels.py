@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, overload
+
 from torch import Tensor
 
 from onepass.check.arguments import as_float, as_int
@@ -10,10 +12,24 @@ from onepass.check.norms import check_group_norm, check_layer_norm2d
 from onepass.core import norms
 from onepass.dispatch import call
 
-from .extras import Modulation, normalize_with_extras, output_of, spec_fields
+from .extras import Modulation, Stats, normalize_with_extras, output_of, spec_fields
 from .overrides import autocast, call_override, cuda_autocast, has_override
 
 
+# fmt: off
+@overload
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    channel_dim: int = 1, activation: str | None = None, modulate: Modulation | None = None, save: str = "x",
+    return_stats: Literal[False] = False, out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    channel_dim: int = 1, activation: str | None = None, modulate: Modulation | None = None, save: str = "x",
+    return_stats: Literal[True], out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -27,7 +43,7 @@ def group_norm(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
     Each group of each sample has its own mean and variance, over C/num_groups channels and all positions. With
@@ -52,6 +68,18 @@ def group_norm(
     return output_of(normalize_with_extras(define_group_norm, args, input, weight, bias, extras), return_stats)
 
 
+# fmt: off
+@overload
+def layer_norm2d(
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6, *, activation: str | None = None,
+    modulate: Modulation | None = None, save: str = "x", return_stats: Literal[False] = False, out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def layer_norm2d(
+    input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-6, *, activation: str | None = None,
+    modulate: Modulation | None = None, save: str = "x", return_stats: Literal[True], out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def layer_norm2d(
     input: Tensor,
     weight: Tensor | None = None,
@@ -63,7 +91,7 @@ def layer_norm2d(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, H, W).
 
     Each pixel of each sample has its own mean and variance, over the channels. The result is that of a permute to

@@ -76,10 +76,7 @@ def normalize_with_extras(
 
 
 def output_of(result: Result, return_stats: bool) -> Any:
-    """Return y, or Stats(y, mean, rstd) with `return_stats`.
-
-    The return type is Any, because the public functions declare only the usual case, a Tensor.
-    """
+    """Return y, or Stats(y, mean, rstd) with `return_stats`. The public functions declare both cases as overloads."""
     return Stats(result.y, result.mean, result.rstd) if return_stats else result.y
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,10 +15,24 @@ from onepass.check.out import check_layer_norm_out, require_no_gradient
 from onepass.core import norms
 from onepass.dispatch import call, route
 
-from .extras import Modulation, normalize_with_extras, output_of, spec_fields
+from .extras import Modulation, Stats, normalize_with_extras, output_of, spec_fields
 from .overrides import autocast, call_override, cuda_autocast, has_override
 
 
+# fmt: off
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    activation: str | None = None, modulate: Modulation | None = None, weight_offset: float = 0.0, granularity: str = "element",
+    save: str = "x", return_stats: Literal[False] = False, out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    activation: str | None = None, modulate: Modulation | None = None, weight_offset: float = 0.0, granularity: str = "element",
+    save: str = "x", return_stats: Literal[True], out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -33,7 +47,7 @@ def layer_norm(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·(weight + weight_offset) + bias.
 
     Mean and variance are taken over the last dimensions, whose sizes are `normalized_shape`. The first of these
@@ -60,6 +74,20 @@ def layer_norm(
     return output_of(normalize_with_extras(define_layer_norm, args, input, weight, bias, extras), return_stats)
 
 
+# fmt: off
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    activation: str | None = None, modulate: Modulation | None = None, weight_offset: float = 0.0, save: str = "x",
+    return_stats: Literal[False] = False, out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    activation: str | None = None, modulate: Modulation | None = None, weight_offset: float = 0.0, save: str = "x",
+    return_stats: Literal[True], out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -72,7 +100,7 @@ def rms_norm(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = x/sqrt(mean(x²) + eps)·(weight + weight_offset).
 
     The mean is taken over the last dimensions, whose sizes are `normalized_shape`. eps defaults to the machine epsilon of

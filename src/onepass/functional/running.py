@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -13,11 +13,27 @@ from onepass.core import norms
 from onepass.core.operands import Result
 from onepass.dispatch import call, tracking
 
-from .extras import Extras, Modulation, RunningStatistics, normalize_with_extras, output_of, spec_fields
+from .extras import Extras, Modulation, RunningStatistics, Stats, normalize_with_extras, output_of, spec_fields
 from .overrides import call_override, has_override
 from .statistics import unbiased, update_running
 
 
+# fmt: off
+@overload
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *, channel_dim: int = 1,
+    activation: str | None = None, modulate: Modulation | None = None, save: str = "x", return_stats: Literal[False] = False,
+    out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *, channel_dim: int = 1,
+    activation: str | None = None, modulate: Modulation | None = None, save: str = "x", return_stats: Literal[True],
+    out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -34,7 +50,7 @@ def instance_norm(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
     Each channel of each sample has its own mean and variance, over all positions. If running statistics are given, they
@@ -76,6 +92,22 @@ def instance_norm(
     return output_of(result, return_stats)
 
 
+# fmt: off
+@overload
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, channel_dim: int = 1,
+    activation: str | None = None, modulate: Modulation | None = None, save: str = "x", return_stats: Literal[False] = False,
+    out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, channel_dim: int = 1,
+    activation: str | None = None, modulate: Modulation | None = None, save: str = "x", return_stats: Literal[True],
+    out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -92,7 +124,7 @@ def batch_norm(
     save: str = "x",
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias for an input (N, C, *).
 
     With `training=True`, each channel has its own mean and variance, over the batch and all positions. If running

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -16,11 +16,27 @@ from onepass.core.moments import Moments, merge_along
 from onepass.core.operands import OptionalOperands, Result
 from onepass.core.problem import accumulator
 
-from .extras import Modulation, normalize_with_extras, output_of
+from .extras import Modulation, Stats, normalize_with_extras, output_of
 from .overrides import call_override, has_override
 from .statistics import unbiased, update_running
 
 
+# fmt: off
+@overload
+def switchable_norm(
+    input: Tensor, mean_weight: Tensor, var_weight: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    using_bn: bool = True, *, channel_dim: int = 1, activation: str | None = None, modulate: Modulation | None = None,
+    return_stats: Literal[False] = False, out: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def switchable_norm(
+    input: Tensor, mean_weight: Tensor, var_weight: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+    weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+    using_bn: bool = True, *, channel_dim: int = 1, activation: str | None = None, modulate: Modulation | None = None,
+    return_stats: Literal[True], out: Tensor | None = None,
+) -> Stats: ...
+# fmt: on
 def switchable_norm(
     input: Tensor,
     mean_weight: Tensor,
@@ -39,7 +55,7 @@ def switchable_norm(
     modulate: Modulation | None = None,
     return_stats: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
+) -> Any:
     """Return y = (x - mean)/sqrt(var + eps)·weight + bias, with the mixed statistics of three norms (Luo et al., 2018).
 
     mean = Σ softmax(mean_weight)_k·mean_k and var = Σ softmax(var_weight)_k·var_k, where k runs over InstanceNorm,
