@@ -212,3 +212,26 @@ def test_a_good_call_does_not_hide_a_bad_one():
                     O.layer_norm(x.clone().requires_grad_(), (6,), bad)
             with pytest.raises(RuntimeError, match="pass normalized_shape"):
                 O.layer_norm(x, (3,), w)
+
+
+ARRAY = X.numpy()
+# (a call, what the message says: the argument, the value, and the fix)
+NOT_TENSORS = {
+    "eps": (lambda: O.layer_norm(X, (5,), eps="a"), ["'eps'", "got eps='a'", "such as eps=1e-05"]),
+    "an array": (lambda: O.group_norm(ARRAY, 2), ["input", "not ndarray", "shape [2, 6, 5]", "torch.as_tensor(input)"]),
+    "an array for a module": (lambda: onepass.nn.BatchNorm1d(6)(ARRAY), ["input", "not ndarray", "torch.as_tensor(input)"]),
+    "None": (lambda: O.rms_norm(None, (5,)), ["input", "not NoneType", "return nothing?"]),
+    "None for a module": (lambda: onepass.nn.InstanceNorm1d(6)(None), ["input", "not NoneType", "return nothing?"]),
+    "a class": (lambda: onepass.patch(torch.nn.LayerNorm), ["LayerNorm", "not an instance", "create the model first"]),
+    "batch_invariant": (lambda: onepass.batch_invariant("x"), ["'on'", "got on='x'", "True or False"]),
+    "explain": (lambda: onepass.explain(3), ["'norm'", "got 3", "onepass.functional"]),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TENSORS)
+def test_arguments_of_the_wrong_type(name):
+    call, words = NOT_TENSORS[name]
+    with pytest.raises(TypeError) as raised:
+        call()
+    assert all(word in str(raised.value) for word in words), raised.value
+    assert onepass.batch_invariant.on is False

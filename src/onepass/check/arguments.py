@@ -11,8 +11,12 @@ from torch import Tensor
 
 
 def require_tensor(input: Any) -> None:
-    if not isinstance(input, Tensor):
-        raise TypeError(f"input must be Tensor, not {type(input).__name__}; got {input!r}: convert it with torch.as_tensor")
+    if isinstance(input, Tensor):
+        return
+    shape = getattr(input, "shape", None)  # an array shows its shape, not its elements
+    got = f"got {input!r:.80}" if shape is None else f"got an array of shape {list(shape)}"
+    fix = "pass a tensor: did a function or module before it return nothing?" if input is None else "convert it with torch.as_tensor(input)"
+    raise TypeError(f"input must be Tensor, not {type(input).__name__}; {got}: {fix}")
 
 
 def require_bool(function: str, name: str, position: int, value: Any) -> None:
@@ -41,7 +45,8 @@ def as_float(function: str, name: str, position: int, value: Any) -> float:
         with suppress(TypeError, ValueError):
             return float(value)
     raise TypeError(
-        f"{function}(): argument '{name}' (position {position}) must be float, not {type(value).__name__}; got {name}={value!r}"
+        f"{function}(): argument '{name}' (position {position}) must be float, not {type(value).__name__}; got {name}={value!r}: pass a "
+        f"number, such as {name}={0.1 if name == 'momentum' else 1e-5}"
     )
 
 

@@ -30,6 +30,7 @@ from onepass.planning.registry import family_named
 
 from . import front_door
 from .recent import MAX_VARIANTS, Same, forget_recent, same_as
+from .slower import tell_plan
 
 Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it checks its arguments
 Kind = tuple[Any, ...]
@@ -150,7 +151,12 @@ class Launchers:
         self.remembered = FrontDoor.memory() if FrontDoor.memory else None  # the same comparisons for the autograd function in C++, or None
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
+        self._tell(self.plan)
         self._family = family_named(self.plan.family)
+
+    def _tell(self, found: Plan) -> None:
+        if self.options.family is None:  # otherwise the user has chosen
+            tell_plan(self.problem, found, self.device.type)
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Make the device of the call current: some families compile launchers for the current device."""
@@ -247,7 +253,9 @@ class Launchers:
 
     @cached_property
     def backward_plan(self) -> Plan:
-        return plan(self.problem.for_direction(BACKWARD), self._described, BACKWARD, self.options)
+        found = plan(self.problem.for_direction(BACKWARD), self._described, BACKWARD, self.options)
+        self._tell(found)
+        return found
 
     @cached_property
     def backward(self) -> Backward:

@@ -15,7 +15,10 @@ from torch.autograd import forward_ad
 
 from onepass.check.saved import is_gradient_batch
 
+from .slower import tell_once
+
 DIRECT, OP, REFERENCE = "direct", "op", "reference"
+REFERENCE_RUNS = "torch operations run instead of kernels"
 PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 
 grad_enabled = torch.is_grad_enabled
@@ -35,6 +38,7 @@ def route(*operands: Tensor | None) -> str:
     if compiling():
         return REFERENCE if functorch_active() else OP
     if functorch_active() or forward_ad._current_level >= 0 or jit_tracing():
+        tell_once(REFERENCE_RUNS, "a functorch transform, forward-mode differentiation or jit.trace is active")
         return REFERENCE
     if dispatch_modes() or not PLAIN.issuperset(map(type, operands)) or has_negative_bit(*operands):
         return OP  # before torch's dispatcher calls an op, it resolves negative bits
@@ -46,7 +50,11 @@ def route_backward(dy: Tensor, *others: Tensor | None) -> str:
 
     `is_grads_batched=True` makes such a batch. Otherwise, return `route(dy, *others)`.
     """
-    return REFERENCE if grad_enabled() or is_gradient_batch(dy) else route(dy, *others)
+    if not (grad_enabled() or is_gradient_batch(dy)):
+        return route(dy, *others)
+    if not compiling():
+        tell_once(REFERENCE_RUNS, "a backward is itself differentiated, or gets a batch of gradients")
+    return REFERENCE
 
 
 def has_negative_bit(*operands: Tensor | None) -> bool:

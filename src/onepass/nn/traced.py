@@ -12,13 +12,19 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from onepass.check.arguments import require_tensor
+
 _installed: list[Any] = []
 
 
 def is_proxy(input: Any) -> bool:
-    """Return whether `input` stands for a tensor in a trace of torch.fx."""
+    """Return whether `input` stands for a tensor in a trace of torch.fx. Raise TypeError if it is no kind of tensor."""
     fx = sys.modules.get("torch.fx.proxy")
-    return fx is not None and isinstance(input, fx.Proxy)
+    if fx is not None and isinstance(input, fx.Proxy):
+        return True
+    if not hasattr(type(input), "__torch_function__"):
+        require_tensor(input)
+    return False
 
 
 def as_call_of_module(module: nn.Module, input: Any, modulate: Any, activation: str | None) -> Any:

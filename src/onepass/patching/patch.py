@@ -150,8 +150,11 @@ def _row(name: str, module: nn.Module, result: NormRecipe | str | bool, fusions:
 
 def _check_patchable(model: Any) -> None:
     if not isinstance(model, nn.Module):
-        kind = "the class, not an instance" if isinstance(model, type) else type(model).__name__
-        raise TypeError(f"model must be a torch.nn.Module, not {kind}; got {model!r:.80}: pass the model itself")
+        if isinstance(model, type):
+            raise TypeError(
+                f"model must be a torch.nn.Module; got {model.__name__}, the class, not an instance: create the model first, and pass it"
+            )
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}; got {model!r:.80}: pass the model itself")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"model is a {type(model).__name__}, scripted or traced, so its norms are already compiled; expected an eager module: "

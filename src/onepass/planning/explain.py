@@ -204,6 +204,11 @@ def explain(norm: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     Example: `print(onepass.explain(onepass.functional.group_norm, x, 32))`
     """
+    if not callable(norm):
+        raise TypeError(
+            f"explain(): argument 'norm' must be callable, not {type(norm).__name__}; got {norm!r:.80}: pass a function of "
+            "onepass.functional, or a module, and then its arguments"
+        )
     options = current_options()
     token = options_in_context.set(options._replace(explain=True))
     try:

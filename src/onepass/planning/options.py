@@ -60,6 +60,8 @@ class batch_invariant:
     on = False
 
     def __init__(self, on: bool = True) -> None:
+        if not isinstance(on, bool):
+            raise TypeError(f"batch_invariant(): argument 'on' must be bool, not {type(on).__name__}; got on={on!r}: pass True or False")
         self._before, batch_invariant.on = batch_invariant.on, on
 
     def __enter__(self) -> None:
