@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,14 @@ from . import scripted, traced
 from .extras import ChannelExtrasMixin, ExtrasMixin
 
 
-def _scripted_group_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_group_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     x = scripted.channels_second(input, self.channel_dim)
     y = torch.nn.functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
     y = scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
     return scripted.channels_back(y, self.channel_dim)
 
 
-def _scripted_layer_norm2d(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_layer_norm2d(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     y = scripted.layer_norm2d(input, self.normalized_shape, self.weight, self.bias, self.eps)
     return scripted.modulated_channels(y, modulate, self.activation if activation is None else activation)
 

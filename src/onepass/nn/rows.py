@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
+from typing import Any, Optional, Tuple
 
 from torch import Tensor, nn
 
@@ -15,12 +15,12 @@ from . import scripted, traced
 from .extras import ExtrasMixin
 
 
-def _scripted_layer_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_layer_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     shape, offset, activation = self.normalized_shape, self.weight_offset, self.activation if activation is None else activation
     return scripted.layer_norm(input, shape, self.weight, self.bias, self.eps, offset, self.granularity, modulate, activation)
 
 
-def _scripted_rms_norm(self, x: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_rms_norm(self, x: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     activation = self.activation if activation is None else activation
     return scripted.rms_norm(x, self.normalized_shape, self.weight, self.eps, self.weight_offset, modulate, activation)
 

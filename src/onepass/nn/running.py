@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from . import scripted, traced
 from .extras import ChannelExtrasMixin
 
 
-def _scripted_batch_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_batch_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     self._check_input_dim(input)
     momentum = 0.0 if self.momentum is None else self.momentum
     if self.training and self.track_running_stats and self.num_batches_tracked is not None:
@@ -31,7 +31,7 @@ def _scripted_batch_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, T
     return scripted.channels_back(y, self.channel_dim)
 
 
-def _scripted_instance_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted_instance_norm(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     self._check_input_dim(input)
     alone = input.dim() == self._get_no_batch_dim()
     x = scripted.channels_second(input.unsqueeze(0) if alone else input, self.channel_dim)

@@ -6,7 +6,7 @@ TorchScript reads these functions, too: it knows only part of Python, and needs 
 """
 
 from collections.abc import Callable
-from typing import Any, List, Optional, Tuple, TypeVar  # noqa: UP035, see above
+from typing import Any, List, Optional, Tuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +27,14 @@ def scripted_by(function: Callable[..., Any]) -> Callable[[Forward], Forward]:
 
 def layer_norm(
     x: Tensor,
-    shape: List[int],  # noqa: UP006
-    weight: Optional[Tensor],  # noqa: UP045
-    bias: Optional[Tensor],  # noqa: UP045
+    shape: List[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
     eps: float,
     offset: float,
     granularity: str,
-    modulate: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
-    activation: Optional[str],  # noqa: UP045
+    modulate: Optional[Tuple[Tensor, Tensor]],
+    activation: Optional[str],
 ) -> Tensor:
     if weight is not None and offset != 0.0:
         weight = weight + offset
@@ -54,12 +54,12 @@ def layer_norm(
 
 def rms_norm(
     x: Tensor,
-    shape: List[int],  # noqa: UP006
-    weight: Optional[Tensor],  # noqa: UP045
-    eps: Optional[float],  # noqa: UP045
+    shape: List[int],
+    weight: Optional[Tensor],
+    eps: Optional[float],
     offset: float,
-    modulate: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
-    activation: Optional[str],  # noqa: UP045
+    modulate: Optional[Tuple[Tensor, Tensor]],
+    activation: Optional[str],
 ) -> Tensor:
     if weight is not None and offset != 0.0:
         weight = weight + offset
@@ -69,8 +69,8 @@ def rms_norm(
 def modulated_rows(
     y: Tensor,
     rank: int,
-    modulate: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
-    activation: Optional[str],  # noqa: UP045
+    modulate: Optional[Tuple[Tensor, Tensor]],
+    activation: Optional[str],
 ) -> Tensor:
     """Apply a scale and a shift for each sample and channel to y = (N, *, C, ...), where C is the first of the last `rank` dimensions."""
     if modulate is not None:
@@ -82,8 +82,8 @@ def modulated_rows(
 
 def modulated_channels(
     y: Tensor,
-    modulate: Optional[Tuple[Tensor, Tensor]],  # noqa: UP006, UP045
-    activation: Optional[str],  # noqa: UP045
+    modulate: Optional[Tuple[Tensor, Tensor]],
+    activation: Optional[str],
 ) -> Tensor:
     """Apply a scale and a shift for each sample and channel to y = (N, C, *)."""
     if modulate is not None:
@@ -92,7 +92,7 @@ def modulated_channels(
     return activated(y, activation)
 
 
-def activated(y: Tensor, activation: Optional[str]) -> Tensor:  # noqa: UP045
+def activated(y: Tensor, activation: Optional[str]) -> Tensor:
     if activation is None:
         return y
     if activation == "silu":
@@ -114,9 +114,9 @@ def channels_back(y: Tensor, channel_dim: int) -> Tensor:
 
 def layer_norm2d(
     x: Tensor,
-    shape: List[int],  # noqa: UP006
-    weight: Optional[Tensor],  # noqa: UP045
-    bias: Optional[Tensor],  # noqa: UP045
+    shape: List[int],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
     eps: float,
 ) -> Tensor:
     return F.layer_norm(x.movedim(1, -1), shape, weight, bias, eps).movedim(-1, 1)
@@ -126,10 +126,10 @@ def switchable_norm(
     x: Tensor,
     mean_weight: Tensor,
     var_weight: Tensor,
-    running_mean: Optional[Tensor],  # noqa: UP045
-    running_var: Optional[Tensor],  # noqa: UP045
-    weight: Optional[Tensor],  # noqa: UP045
-    bias: Optional[Tensor],  # noqa: UP045
+    running_mean: Optional[Tensor],
+    running_var: Optional[Tensor],
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
     training: bool,
     momentum: float,
     eps: float,

@@ -1,7 +1,7 @@
 """SwitchableNorm, a mix of InstanceNorm, LayerNorm and BatchNorm with learned weights."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Tuple  # noqa: UP035, TorchScript needs them
+from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from . import scripted, traced
 from .extras import ChannelExtrasMixin
 
 
-def _scripted(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):  # noqa: UP006, UP045
+def _scripted(self, input: Tensor, modulate: Optional[Tuple[Tensor, Tensor]] = None, activation: Optional[str] = None):
     self._check_input_dim(input)
     x, batch = scripted.channels_second(input, self.channel_dim), self.training or self.running_mean is None
     running_mean, running_var, weight, bias = self.running_mean, self.running_var, self.weight, self.bias
