@@ -7,8 +7,8 @@ program works on.
 Gradients need two sums over each set, c1 and c2, and for each parameter a sum over the elements that use it. Programs
 store partial sums for parameters, called cells, and `add_up` of partials/sums_kernel.py adds these. If parameters vary
 from row to row, the elements of one parameter lie in many sets, and a program sums over the blocks of one segment: a
-group of values of o whose sets use the same parameters. Otherwise each column gives its own cells, and the sums over sets
-follow from them by equation (41) of docs/theory.md.
+group of values of o whose sets use the same parameters. Otherwise a program sums over blocks with the same columns. Each
+block gives sums for its columns, and the sums over sets follow from them by equation (41) of docs/theory.md.
 """
 
 import triton

@@ -19,7 +19,7 @@ from onepass.core.problem import NormProblem
 
 class TileBackwardSplit(NamedTuple):
     parts_r: Count  # parts into which the rows are cut; with segments, shares into which a segment is cut
-    parts_t: Count  # with segments: blocks of rows, or of rows and columns if parameters vary along both
+    parts_t: Count  # with segments: blocks of rows, times blocks of columns if a program keeps to one of these
     chunk_r: Count  # rows of a part
     blocks: Count  # blocks of columns for each value of o
     columns: Length  # columns for each value of o
@@ -51,7 +51,7 @@ class TileBackwardLaunch(BackwardLaunch):
     name: ClassVar[str] = "tile"
     blocks: int  # blocks of columns for each value of o
     parts_r: int  # parts into which the rows are cut; with segments, shares into which a segment is cut
-    parts_t: int = 1  # with segments: blocks of rows, or of rows and columns if parameters vary along both
+    parts_t: int = 1  # with segments: blocks of rows, times blocks of columns if a program keeps to one of these
     chunk_r: int = 1  # rows of a part
     block_run: int = 1  # if blocks hold whole sets: how many columns of a block belong to one set
 

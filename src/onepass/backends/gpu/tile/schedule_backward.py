@@ -21,7 +21,7 @@ from onepass.core.problem import NormProblem
 from .launch_backward import TileBackwardLaunch
 from .schedule import NARROWEST
 
-SETS_IN_TURN = 2  # a program that takes this many sets in turn takes less time than a launch that adds up the cells of two programs
+SETS_IN_TURN = 2  # a program takes this many sets in turn, so that no launch has to add up the cells of two programs; assumed to be faster
 LARGEST_TILE = 8192  # elements of the largest block: x, dy and two sums of this size fit in the registers of one program
 
 
