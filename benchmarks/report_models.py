@@ -13,7 +13,7 @@ from onepass.bench.record import Record
 from .model_variant import COMPILE, EAGER, PROVIDERS, REDUCE_OVERHEAD
 from .model_zoo import ENTRIES, Entry
 from .report_suite import all_of, between
-from .step_ratio import GAIN_MISSED, NOT_SETTLED, SLOWER
+from .step_ratio import GAIN_MISSED, LEAST_GAIN, NOT_SETTLED, SLOWER
 
 BEGIN, END = "<!-- models:begin -->", "<!-- models:end -->"
 TITLES = {EAGER: "eager", COMPILE: "torch.compile", REDUCE_OVERHEAD: "reduce-overhead"}
@@ -49,7 +49,7 @@ def table(records: Sequence[Record], entries: Sequence[Entry] = ENTRIES) -> str:
 
 
 def _head(modes: Sequence[str]) -> list[str]:
-    times = [cell for mode in modes for cell in (f"{TITLES[mode]}: before", "after", "")]
+    times = [cell for mode in modes for cell in (f"{TITLES[mode]}: before", "after", "ratio")]
     return ["one step, bfloat16", *times, "peak GB: before, after; compiled"]
 
 
@@ -60,7 +60,7 @@ def _verdicts(flat: Sequence[Record]) -> str:
     found = {
         kind: [f"{r['row']} ({r['provider']})" for r in flat if r.get("verdict") == kind] for kind in (SLOWER, NOT_SETTLED, GAIN_MISSED)
     }
-    titles = {SLOWER: "Slower", NOT_SETTLED: "Not settled", GAIN_MISSED: "Less than 0.9 of the GPU's gain"}
+    titles = {SLOWER: "Slower", NOT_SETTLED: "Not settled", GAIN_MISSED: f"Steps that the GPU limits, with less than {LEAST_GAIN} of the GPU's gain"}
     return "".join(f" {titles[kind]}: {', '.join(rows) or 'none'}." for kind, rows in found.items())
 
 

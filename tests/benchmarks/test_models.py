@@ -304,7 +304,7 @@ def test_the_table_of_some_models_and_modes():
     """It has the modes of the results, and names the models without results."""
     some = [r for r in made_up() if r["row"] != "bert" and not r["provider"].startswith("reduce")]
     text = report_models.table(some)
-    assert text.startswith("| one step, bfloat16 | eager: before | after |  | torch.compile: before | after |  | peak")
+    assert text.startswith("| one step, bfloat16 | eager: before | after | ratio | torch.compile: before | after | ratio | peak")
     assert text.splitlines()[len(ENTRIES) + 2].endswith("Graph breaks added: none in 8 of 10 models, some in sd15-b2. Not measured: bert.")
 
 
