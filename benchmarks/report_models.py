@@ -60,7 +60,8 @@ def _verdicts(flat: Sequence[Record]) -> str:
     found = {
         kind: [f"{r['row']} ({r['provider']})" for r in flat if r.get("verdict") == kind] for kind in (SLOWER, NOT_SETTLED, GAIN_MISSED)
     }
-    titles = {SLOWER: "Slower", NOT_SETTLED: "Not settled", GAIN_MISSED: f"Steps that the GPU limits, with less than {LEAST_GAIN} of the GPU's gain"}
+    missed = f"Steps that the GPU limits, with less than {LEAST_GAIN} of the GPU's gain"
+    titles = {SLOWER: "Slower", NOT_SETTLED: "Not settled", GAIN_MISSED: missed}
     return "".join(f" {titles[kind]}: {', '.join(rows) or 'none'}." for kind, rows in found.items())
 
 
