@@ -35,7 +35,7 @@ LIMITS = "tests/functional/test_extreme_values.py -k "
 KERNELS = "tests/backends/gpu/test_interpreter.py -k within_the_budget and "  # in Triton's interpreter
 
 MUTATIONS = [
-    Mutation("K and L swapped", "backends/torch_ops/blockwise.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES, True),
+    Mutation("K and L swapped", "backends/torch_ops/blockwise.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES),
     Mutation("the parameter index by the wrong remainder", "core/view.py", "t // self.channel_run * self.d", "t % self.channel_run * self.d", VIEW),
     Mutation("a reduced axis taken for a kept one", "core/view.py", "any(axis.reduced for axis in outer + sets)", "any(axis.reduced for axis in sets)", VIEW),
     Mutation("axes merged that are not evenly spaced", "core/view.py", "if any(stride != size * below", "if any(stride < size * below", VIEW),
@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation("an offset forgotten", "backends/torch_ops/blockwise.py", "self.acc, self.problem.spec.weight_offset)", "self.acc)", "tests/functional/test_numerics.py -k every_case and offset"),
     Mutation("the gradient of the sum dropped", "backends/torch_ops/blockwise.py", "dx_ if dsum_all is None else dx_ + _at(dsum_all, part)", "dx_",
              "tests/functional/test_numerics.py -k every_case and add_"),
-    Mutation("sets taken together without their distance", "core/moments.py", " + total((p.mean - mean).square(), dims) * p.count", "", MIXED, True),
+    Mutation("sets taken together without their distance", "core/moments.py", " + total((p.mean - mean).square(), dims) * p.count", "", MIXED),
     Mutation("a mixture's gradient without its means", "core/mixing.py", " + 2 * shared * (self.sets.mean - self.means[i])", "", MIXED),
     Mutation("last channels taken for the first", "backends/torch_ops/aten.py", "problem.shape[:2] == sizes[:2]", "problem.shape[1:2] == sizes[1:2]",
              "tests/functional/test_numerics.py -k every_case and last and evaluation"),

@@ -90,7 +90,7 @@ def test_records(training, monkeypatch):
     assert found[1]["norms"]["fused"] == 1 and found[1]["layout"] == "channels_last" and found[1]["library"] == "json 2"
 
 
-SLOW_TWINS = "vae-train", "unet2d-train"  # ten seconds each; other twins have the same modules
+SLOW_TWINS = "vae-train", "vae-decode", "unet2d-train", "sdxl-b2"  # ten seconds or more; other twins have the same modules
 TWINS = [
     pytest.param(entry, id=entry.name, marks=[pytest.mark.slow] * (entry.name in SLOW_TWINS))
     for entry in ENTRIES

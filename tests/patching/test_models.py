@@ -174,7 +174,7 @@ def test_the_same_answers(name, channels_last):
         assert mine <= 2 * theirs + 2e-6  # never more than twice torch's error
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "unet")) for name in MODELS])
 def test_no_further_from_fp64_in_bf16(name):
     """Several draws of the weights are compared. With one draw, chance decides which is closer."""
     mine, theirs = [], []

@@ -57,9 +57,7 @@ def shipped(built, tmp_path):
     folder.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "environment", [{}, {"PATH": ""}, {"CC": "false"}, {"CC": "no-such-compiler"}, {"CC": "/elsewhere/cc"}], ids=lambda e: str(e)
-)
+@pytest.mark.parametrize("environment", [{}, {"PATH": ""}, {"CC": "no-such-compiler"}], ids=lambda e: str(e))
 def test_a_copied_cache_needs_no_compiler(shipped, environment):
     before = sorted((path.name, path.stat().st_mtime_ns) for path in shipped.iterdir() if path.name != "lock")
     done = run(shipped, **environment)
