@@ -224,6 +224,19 @@ def test_quantization_aware_training_folds_batch_norms(name):
     assert type(prepared[1].conv) is type(prepared[0].conv) and "Bn" in type(prepared[0].conv).__name__
 
 
+def test_torch_fx_keeps_extras_of_a_call():
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = ours.BatchNorm2d(8)
+
+        def forward(self, x):
+            return self.norm(x, activation="relu")
+
+    model = Calls().eval()
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(X), model(X))
+
+
 def test_torch_fx_keeps_extras():
     model = nn.Sequential(nn.Conv2d(8, 8, 3), ours.BatchNorm2d(8, activation="relu"), ours.SwitchableNorm2d(8), ours.InstanceNorm2d(8))
     traced = torch.fx.symbolic_trace(model.eval())

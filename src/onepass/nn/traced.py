@@ -32,6 +32,8 @@ def as_call_of_module(module: nn.Module, input: Any, modulate: Any, activation: 
     use_twins()
     given = {"modulate": modulate, "activation": activation}
     keywords = {name: value for name, value in given.items() if value is not None}
+    if keywords:
+        module._twin_class = None  # pyright: ignore[reportArgumentType], torch's class does not take them
     return input.tracer.create_proxy("call_module", input.tracer.path_of_module(module), (input,), keywords)
 
 
