@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
-
 from onepass.backends.c.cache import Unavailable
 from onepass.backends.compilation import LOGGER
 from onepass.backends.front_door import FrontDoor
@@ -90,7 +88,6 @@ def _open(may_compile: bool) -> bool:
 
     try:
         module = front_door.load(may_compile)
-        torch.autograd.graph.Node.register(module.node_type)
         FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = module.launcher, module.remember, module.memory
         Node.apply = module.apply
         State.reason = ""

@@ -317,6 +317,7 @@ def _sanitizers() -> str:
     return ":".join(found) if all(map(os.path.isabs, found)) else ""
 
 
+@pytest.mark.slow  # 40 s; `make sanitize` does more
 @pytest.mark.skipif(not shutil.which("gcc") or sys.platform != "linux", reason="gcc's sanitizers")
 def test_sanitizers_find_nothing(tmp_path):
     libraries = _sanitizers()

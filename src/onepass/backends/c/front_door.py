@@ -36,7 +36,9 @@ def load(may_compile: bool) -> Any:
     need("front door")  # not earlier: a front door that cannot be compiled does not count
     make = ctypes.PyDLL(library._name, handle=library._handle).onepass_front_door
     make.restype = ctypes.py_object
-    return make()
+    module = make()
+    torch.autograd.graph.Node.register(module.node_type)
+    return module
 
 
 def check_compilable() -> None:
