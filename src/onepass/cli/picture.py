@@ -91,6 +91,6 @@ def draw(path: Path) -> None:
         labels = {"channels": (c / 2, -1.1, -0.2), "samples": (c + 1.7, n / 2, -0.2), "positions": (-1.5, 0, positions / 2)}
         for name, where in labels.items():
             axes.text(*where, name, ha="center", va="center", fontsize=10)
-        axes.patch.set_visible(False)  # a panel would hide the labels of the one beside it
+        axes.patch.set_visible(False)  # without a background, it does not cover the labels of the next picture
         axes.set_title(f"{title}:\n{CAPTIONS[title]}", fontsize=12)
     figure.savefig(path, dpi=100)

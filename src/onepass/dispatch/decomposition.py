@@ -16,7 +16,7 @@ from torch import Tensor
 
 from onepass.core import norms, reference
 from onepass.core.activations import ACTIVATION_FUNCTIONS
-from onepass.core.operands import OptionalOperands, Result, SavedTensors
+from onepass.core.operands import Gradients, OptionalOperands, Result, SavedTensors
 from onepass.core.spec import NormSpec
 
 from .torch_calls import TorchCall, torch_call
@@ -34,23 +34,16 @@ def register(op: Any, decompose: Callable[..., Any]) -> None:
     op.py_impl(_KEYS.CompositeImplicitAutograd)(if_exported)
 
 
-def forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    words: str,
-    sizes: Sequence[int],
-    eps: float,
-    weight_offset: float,
-    *others: Any,
-) -> Result:
-    """Return the result of `onepass::norm`. Unused parts of it leave the graph, because torch removes dead code."""
-    spec, optional = NormSpec.unpack(words, sizes, eps, weight_offset), OptionalOperands(*others[1:])
+def forward(spec: NormSpec, operands: Sequence[Tensor | None], optional: OptionalOperands) -> Result:
+    """Return the result of `onepass::norm`. `operands` are x, weight, bias, mean and var.
+
+    Unused parts of the result leave the graph, because torch removes dead code.
+    """
+    x, weight, bias, mean, var = operands
+    assert x is not None
     result = reference.forward(spec, x, weight, bias, mean, var, optional)
     total = x if result.sum is None else result.sum
-    fields = {"weight": weight, "bias": bias, "mean": mean, "var": var, "sizes": sizes, "eps": eps}
+    fields = {"weight": weight, "bias": bias, "mean": mean, "var": var, "sizes": [size for _, size in spec.sizes], "eps": spec.eps}
     call = _torch_call(spec, var is not None)
     same_dtypes = all(t is None or t.dtype == total.dtype for t in (weight, bias, mean, var))
     if call is not None and same_dtypes and optional.scale is None and optional.shift is None and total.numel() != 0:
@@ -71,27 +64,10 @@ def _layer_norm2d(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: fl
     return F.layer_norm(last, last.shape[-1:], weight, bias, eps).movedim(-1, 1)
 
 
-def backward(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor,
-    words: str,
-    sizes: Sequence[int],
-    eps: float,
-    weight_offset: float,
-    given: bool,
-    needs: Sequence[bool],
-    var: Tensor | None,
-    dsum: Tensor | None,
-    *others: Any,
-) -> Any:
+def backward(spec: NormSpec, dy: Tensor, dsum: Tensor | None, saved: SavedTensors, needs: Sequence[bool], given: bool) -> Gradients:
     """Return the Gradients of `onepass::norm_backward`."""
-    saved = SavedTensors(x, weight, bias, mean, rstd, var, *others)
-    grads = reference.backward(NormSpec.unpack(words, sizes, eps, weight_offset), dy, dsum, saved, needs, given)
-    return grads if grads.dx is None else grads._replace(dx=_laid_out_like(grads.dx, x))
+    grads = reference.backward(spec, dy, dsum, saved, needs, given)
+    return grads if grads.dx is None else grads._replace(dx=_laid_out_like(grads.dx, saved.x))
 
 
 def _laid_out_like(y: Tensor, x: Tensor) -> Tensor:

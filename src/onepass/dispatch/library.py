@@ -219,12 +219,14 @@ def _op_backward(ctx, dy, _mean, _rstd, _var, dsum):
     return *grads[:5], None, None, None, None, None, *grads[5:]
 
 
-def _decomposed_norm(*args):
-    return as_results(decomposition.forward(*args), args[4] is not None, args[9])
+def _decomposed_norm(x, weight, bias, mean, var, words, sizes, eps, weight_offset, track, *optional):
+    spec = NormSpec.unpack(words, sizes, eps, weight_offset)
+    return as_results(decomposition.forward(spec, (x, weight, bias, mean, var), OptionalOperands(*optional)), var is not None, track)
 
 
-def _decomposed_backward(*args):
-    return as_gradients(decomposition.backward(*args), args[11], args[1])
+def _decomposed_backward(dy, x, weight, bias, mean, rstd, words, sizes, eps, weight_offset, given, needs, var, dsum, *others):
+    spec, saved = NormSpec.unpack(words, sizes, eps, weight_offset), SavedTensors(x, weight, bias, mean, rstd, var, *others)
+    return as_gradients(decomposition.backward(spec, dy, dsum, saved, needs, given), needs, x)
 
 
 decomposition.register(torch.ops.onepass.norm.default, _decomposed_norm)

@@ -21,21 +21,8 @@ from .running import (
 class _Lazy(nn.modules.batchnorm._LazyNormBase):
     """Takes the extras of our modules, and finds the channels of an input (N, *, C)."""
 
-    def __init__(
-        self,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-        *,
-        activation: str | None = None,
-        save: str = "x",
-        channel_dim: int = 1,
-        **newer: Any,  # arguments that later versions of torch may add
-    ) -> None:
-        super().__init__(eps, momentum, affine, track_running_stats, device, dtype, **newer)  # pyright: ignore[reportArgumentType]
+    def __init__(self, *args: Any, activation: str | None = None, save: str = "x", channel_dim: int = 1, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)  # torch's arguments: eps, momentum, affine, track_running_stats, device, dtype
         self._set_extras(activation=activation, save=save, channel_dim=channel_dim)  # pyright: ignore[reportCallIssue]
 
     def initialize_parameters(self, input: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
