@@ -109,7 +109,7 @@ class Variant:
         self.make_inputs = lambda model: entry.inputs(model, small)
         self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
-        self.plain_step: Step | None = None  # made on first use
+        self.plain_steps: dict[str, Step] = {}  # of the unpatched model
         self.expected: dict[str, Tensor] | None = None
 
     def ready(self, mode: str) -> Record:
@@ -128,6 +128,26 @@ class Variant:
         library: Any = import_module(self.entry.library)
         about |= {"norms": self.counts, "library": f"{self.entry.library} {library.__version__}"}
         return {**about, "errors": errors, **origin(self.device)}
+
+    def ready_before(self, mode: str) -> None:
+        """Prepare the step of the model before `patch`, which this process also has.
+
+        The process of the unpatched model should have compiled it already: then inductor finds its code in the cache.
+        """
+        step = Step(self.entry, self.plain, self.make_inputs(self.plain), self.entry.forward)
+        with self.memory(self.entry.gigabytes):
+            if mode == EAGER:
+                step()
+            else:
+                self._compile(step, mode)
+            self.rest()
+        self.plain_steps[mode] = step
+
+    def drop(self, mode: str) -> None:
+        """Free what the step of a mode holds. A CUDA graph holds all memory of a step."""
+        del self.steps[mode]
+        torch._dynamo.reset()
+        self.rest()
 
     def _timed(self, step: Step) -> float:
         start = time.perf_counter()
@@ -166,8 +186,8 @@ class Variant:
         return {name: value.cpu() for name, value in results.items()}
 
     def peak(self, mode: str) -> int | None:
-        """Return the most bytes allocated on the GPU during a step, including the parameters, or None on a CPU."""
-        if self.device == "cpu":
+        """Return the most bytes allocated on the GPU during a step, including the parameters. None on a CPU, or after `drop`."""
+        if self.device == "cpu" or mode not in self.steps:
             return None
         self.rest()
         torch.cuda.reset_peak_memory_stats()
@@ -179,17 +199,13 @@ class Variant:
     def seconds(self, mode: str, steps: int, warm: bool) -> float:
         """Return the seconds of a step as a loop of steps takes them: host and GPU, with one synchronization at the end.
 
-        With `warm`, one step comes before, because another process has used the machine in the meantime.
+        With `warm`, one step comes before, because another step or process has used the machine in the meantime.
         """
         return self._seconds(self.steps[mode], steps, warm)
 
     def plain_seconds(self, mode: str, steps: int, warm: bool) -> float:
-        """As `seconds` in eager mode, for the model before `patch`, which this process also has."""
-        assert mode == EAGER, mode
-        if self.plain_step is None:
-            self.plain_step = Step(self.entry, self.plain, self.make_inputs(self.plain), self.entry.forward)
-            self.plain_step()
-        return self._seconds(self.plain_step, steps, warm)
+        """As `seconds`, for the model before `patch`."""
+        return self._seconds(self.plain_steps[mode], steps, warm)
 
     def _seconds(self, step: Step, steps: int, warm: bool) -> float:
         with nullcontext() if self.device == "cpu" else same_cores():
@@ -209,19 +225,26 @@ class Variant:
                 torch.zeros(1, device=self.device)
                 self._finish()
 
-    def gpu(self, mode: str, steps: int = 3) -> Record:
+    def gpu(self, mode: str) -> Record:
         """Return the milliseconds of GPU work in a step, without the time that the GPU waits, and the number of our kernels.
 
         On a CPU, return {}.
         """
+        return self._gpu(self.steps[mode])
+
+    def plain_gpu(self, mode: str) -> Record:
+        """As `gpu`, for the model before `patch`."""
+        return self._gpu(self.plain_steps[mode])
+
+    def _gpu(self, step: Step, steps: int = 3) -> Record:
         if self.device == "cpu":
             return {}
         for _ in range(WARM_UP):
-            self.steps[mode]()
+            step()
         self._finish()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             for _ in range(steps):
-                self.steps[mode]()
+                step()
             self._finish()
         self.rest()
         events, ours = profile.key_averages(), _kernel_names()

@@ -13,10 +13,11 @@ relative error of each may be twice that of the unpatched model plus one roundin
 exact rule. If it is larger, no time is reported.
 
 A variant is a model before or after `onepass.patch`. Each variant has its own process. All processes prepare at the same
-time, since compiling takes minutes. Then the models are measured one by one, while the other processes wait. Eager steps of
-both variants are timed in the process of the patched one. Before and after take turns, in pairs of a few steps each. A
-sample is the wall-clock time of its steps, with one synchronization at the end. The ratio of a row is the median over all
-pairs, with a 95 % interval; step_ratio.py has the verdict. At the end a profiler adds up the time of all GPU kernels.
+time, since compiling takes minutes. Then the process of each patched model also compiles the unpatched one, with code from
+inductor's cache, and times both. The models are measured one by one, while the other processes wait. Before and after take
+turns, in pairs of a few steps each. A sample is the wall-clock time of its steps, with one synchronization at the end. The
+ratio of a row is the median over all pairs, with a 95 % interval; step_ratio.py has the verdict. At the end a profiler adds
+up the time of all GPU kernels.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from onepass.bench.terminal import progress
 from onepass.dispatch import front_door
 
 from .model_table import text
-from .model_variant import EAGER, MODES, PROVIDERS, error_ratio, total_error
+from .model_variant import MODES, PROVIDERS, REDUCE_OVERHEAD, error_ratio, total_error
 from .model_zoo import ENTRIES, Entry
 from .shared_memory import SharedMemory
 from .step_ratio import LEAST_PAIRS, gpu_ratio, step_ratio, verdict
@@ -175,31 +176,50 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]], 
             child.ask("ready", mode)
         latest = min(end, begun + args.compile_limit)
         ready = {entry: [_answer(child, latest) for child in pair] for entry, pair in children.items()}
+        _ready_in_one_process(mode, children, ready, latest)
         print(f"{mode}: all variants are ready or late after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
         for entry, pair in progress(children.items(), len(children), lambda item: item[0].name, log=True):
             late = time.monotonic() > end
             said = [f"not measured within {args.limit:g} s" if late and isinstance(one, dict) else one for one in ready[entry]]
-            timed = [BeforeInOneProcess(*pair), pair[1]] if mode == EAGER else pair
-            results[entry, mode] = measure(entry, mode, timed, said, origin, args.pairs)
+            results[entry, mode] = measure(entry, mode, [BeforeInOneProcess(*pair), pair[1]], said, origin, args.pairs)
             _write(args.out, results[entry, mode])
     _profile(args, children, results, start + args.limit)
     return [found for pair in results.values() for found in pair]
+
+
+def _ready_in_one_process(
+    mode: str, children: dict[Entry, list[VariantProcess]], ready: dict[Entry, list[Record | str]], end: float
+) -> None:
+    """Let the processes of patched models also prepare the unpatched ones. Change the answers in `ready` of those that fail."""
+    if mode == REDUCE_OVERHEAD:  # the CUDA graph of the unpatched model is needed only once
+        for entry, (before, _) in children.items():
+            if isinstance(ready[entry][0], dict):
+                before.ask("drop", mode)
+                _answer(before, end)
+    for _, after in children.values():
+        after.ask("ready_before", mode)
+    for entry, (_, after) in children.items():
+        why = _answer(after, end)
+        if isinstance(why, str) and isinstance(ready[entry][0], dict):
+            ready[entry][0] = why
 
 
 def _profile(
     args: argparse.Namespace, children: dict[Entry, list[VariantProcess]], results: dict[tuple[Entry, str], list[Record]], end: float
 ) -> None:
     """Add the GPU's time to all records. The profiler comes last, because it slows down all later launches."""
-    for child in chain(*children.values()):
-        child.ask("start_profiler")
-    for child in chain(*children.values()):
-        _answer(child, max(end, time.monotonic() + 1))
+    for _, after in children.values():
+        after.ask("start_profiler")
+    for _, after in children.values():
+        _answer(after, max(end, time.monotonic() + 1))
     for (entry, mode), records in results.items():
-        for found, child in zip(records, children[entry]):
+        before, after = children[entry]
+        for found, variant in zip(records, (BeforeInOneProcess(before, after), after)):
             if "error" not in found and time.monotonic() < end:
-                child.ask("gpu", mode)
-                said = _answer(child, end)
-                found |= {"gpu_error": said} if isinstance(said, str) else said
+                try:
+                    found |= variant.call("gpu", mode)
+                except Failed as why:
+                    found["gpu_error"] = str(why)
         before, after = records
         if "ratio" in after:
             after |= gpu_ratio(before, after)

@@ -214,7 +214,7 @@ def test_pairs_take_turns():
     assert order[-3][2:] == (2, False)  # long steps have no warm-up
 
 
-def test_eager_steps_are_timed_in_one_process():
+def test_steps_are_timed_in_one_process():
     order = []
     before, after = Asked(0.015, order), Asked(0.01, order)
     after.call = lambda method, *args: order.append(method) or 0.02
@@ -227,10 +227,24 @@ def test_the_process_of_the_patched_model_has_the_other_one(monkeypatch):
     monkeypatch.setattr(json, "__version__", "2", raising=False)
     variant = Variant(toy(True), True, True, "cpu", "inductor", SharedMemory(2))
     variant.ready("eager")
-    assert variant.plain_seconds("eager", 2, True) > 0 and variant.plain_step.model is variant.plain
-    assert variant.plain_step.taken == 4 and variant.steps["eager"].taken == 1
+    variant.ready_before("eager")
+    plain = variant.plain_steps["eager"]
+    assert variant.plain_seconds("eager", 2, True) > 0 and plain.model is variant.plain
+    assert plain.taken == 4 and variant.steps["eager"].taken == 1
     kinds = [{type(module) for module in model.modules()} for model in (variant.plain, variant.model)]
     assert kinds[0] != kinds[1]
+
+
+def test_a_dropped_graph_is_compiled_again_beside_the_other_one(monkeypatch):
+    monkeypatch.setattr(json, "__version__", "2", raising=False)
+    variant = Variant(toy(True), True, True, "cpu", "aot_eager", SharedMemory(2))
+    variant.ready("reduce-overhead")
+    variant.ready_before("reduce-overhead")
+    assert variant.seconds("reduce-overhead", 1, False) > 0 and variant.plain_seconds("reduce-overhead", 1, False) > 0
+    variant.drop("reduce-overhead")
+    assert "reduce-overhead" not in variant.steps and variant.peak("reduce-overhead") is None
+    variant.ready("reduce-overhead")
+    assert variant.seconds("reduce-overhead", 1, False) > 0
 
 
 def test_graphs_of_each_mode(monkeypatch):

@@ -21,7 +21,6 @@ from onepass.core.problem import NormProblem
 from .launch_backward import TileBackwardLaunch
 from .schedule import NARROWEST
 
-SETS_IN_TURN = 2  # a program takes this many sets in turn, so that no launch has to add up the cells of two programs; assumed to be faster
 LARGEST_TILE = 8192  # elements of the largest block: x, dy and two sums of this size fit in the registers of one program
 
 
@@ -56,8 +55,6 @@ def across_tiles(problem: NormProblem, w: Walk, device: Device, shape: LaunchSha
         parts_t *= blocks
     share = shape.programs * device.sms / (found.period * parts_t)
     parts = min(max(int(share), 1) if per_row else ceil(share), members)
-    if not per_row and members <= SETS_IN_TURN:
-        parts = 1
     main = TileBackwardLaunch(
         walk=w,
         programs=found.period * parts * parts_t,
