@@ -606,3 +606,16 @@ def test_the_report_says_where_torchs_fast_path_runs_instead(heads, batch_first,
     assert bool(called) != bypassed
     monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
     assert "fast path" not in str(onepass.patch(onepass.unpatch(layer), dry_run=True))
+
+
+def test_a_kept_forward_works_after_unpatch():
+    """accelerate keeps `module.forward` and calls it from a wrapper."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU(), nn.Flatten(), nn.LayerNorm(8 * 4 * 4)).eval()
+    x = torch.randn(2, 3, 6, 6)
+    before = model(x)
+    onepass.patch(model)
+    for module in model.modules():
+        module.forward = lambda *args, kept=module.forward: kept(*args)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+    onepass.unpatch(model)
+    assert torch.equal(model(x), before)

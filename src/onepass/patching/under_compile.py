@@ -29,11 +29,15 @@ except (ImportError, AttributeError):  # an older torch: patched modules add gua
 def original_when_compiling(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method that calls `original` under torch.compile and torch.fx, and `method` otherwise.
 
+    It also calls `original` if that is the method of the module's class. accelerate keeps the method of a patched module, and calls it
+    after `unpatch`, too.
+
     Inside a model, torch.compile traces `original` in place of this method, because of `_torchdynamo_inline`. If a compiled model
     begins with this method, torch.compile does not trace it (`_skip`). It then begins with `original`, which the method calls.
     """
     made: Any = _with_closure_of(original)
-    made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), "_onepass_method": method, "_onepass_original": original}
+    ours = {"_onepass_method": method, "_onepass_original": original, "_onepass_name": original.__name__}
+    made.__kwdefaults__ = {**(getattr(original, "__kwdefaults__", None) or {}), **ours}
     made.__defaults__ = getattr(original, "__defaults__", None)  # for guards; no call uses them, since `either` requires only the module
     made = wraps(original)(made)
     made._torchdynamo_inline = original
@@ -46,10 +50,13 @@ def original_when_compiling(method: Callable[..., Any], original: Callable[..., 
 # and the keyword arguments of the original may have any names, so the names here are unusual.
 _SOURCE = """
 def make({names}):
-    def either(_onepass_self, /, *_onepass_args, _onepass_method, _onepass_original, **_onepass_kwargs):
+    def either(_onepass_self, /, *_onepass_args, _onepass_method, _onepass_original, _onepass_name, **_onepass_kwargs):
         if 0:
             {names} _onepass_self
-        if _onepass_compiling() or _onepass_compiler() is not None or _onepass_fx["_is_fx_tracing_flag"]:
+        if (
+            _onepass_compiling() or _onepass_compiler() is not None or _onepass_fx["_is_fx_tracing_flag"]
+            or getattr(type(_onepass_self), _onepass_name, None) is _onepass_original
+        ):
             return _onepass_original(_onepass_self, *_onepass_args, **_onepass_kwargs)
         return _onepass_method(_onepass_self, *_onepass_args, **_onepass_kwargs)
     return either

@@ -60,10 +60,15 @@ def is_identity(module: Any) -> bool:
 
 
 def _can_activate_now(norm: nn.Module) -> bool:
-    """Return whether a norm can also compute an activation now: the norm has no activation of its own, and no hooks."""
+    """Return whether a norm can also compute an activation now: it has no activation and no hooks, and its forward is ours."""
     recipe = getattr(norm, "_recipe", None)
     can_activate = recipe.activation is None if isinstance(recipe, NormRecipe) else is_onepass_without_activation(norm)
-    return can_activate and not has_hooks(norm)
+    return can_activate and not has_hooks(norm) and not _has_own_forward(norm)
+
+
+def _has_own_forward(norm: nn.Module) -> bool:
+    """Return whether a norm has a `forward` that is not of its class. It may not know our arguments `activation` and `residual`."""
+    return "forward" in norm.__dict__
 
 
 def is_onepass_without_activation(module: Any) -> bool:
@@ -109,7 +114,8 @@ class _FusedBlock(nn.Module):
 
     def _onepass_add_norm(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         """Return `norm(x + residual)` and `x + residual`."""
-        if not compiling() and isinstance(norm, Swapped) and not has_hooks(norm) and not has_global_hooks():
+        unchanged = isinstance(norm, Swapped) and not has_hooks(norm) and not _has_own_forward(norm)
+        if not compiling() and unchanged and not has_global_hooks():
             # Without hooks, a call of the module does no more than this, and takes longer.
             return (norm if norm._compiled_call_impl else norm.forward)(x, residual=residual)
         total = x + residual
