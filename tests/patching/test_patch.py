@@ -619,3 +619,75 @@ def test_a_kept_forward_works_after_unpatch():
     torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
     onepass.unpatch(model)
     assert torch.equal(model(x), before)
+
+
+class PreNorm(nn.Module):
+    """A block as most transformers have it. `first` chooses a branch."""
+
+    def __init__(self, first=True):
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = nn.LayerNorm(8), nn.LayerNorm(8), nn.RMSNorm(8)
+        self.attention, self.mlp, self.first = nn.Linear(8, 8), nn.Linear(8, 8), first
+
+    def forward(self, x):
+        if self.first:
+            x = x + self.attention(self.norm1(x))
+            x = x + self.mlp(self.norm2(x))
+            return self.norm3(x) * 2 + x
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.mlp(x))
+
+
+@pytest.mark.parametrize("first, fused", [(True, ["norm2", "norm3"]), (False, ["norm1", "norm2"])])
+def test_norms_inside_an_expression_are_fused_with_the_sum_before_it(first, fused):
+    model, x = PreNorm(first), torch.randn(2, 3, 8)
+    expected = outcome(copy.deepcopy(model), x)
+    report = onepass.patch(model)
+    assert [row.name for row in report.rows if row.action == "fused"] == fused
+    for found, value in zip(outcome(model, x), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
+
+
+class Unclear(nn.Module):
+    """Something else may run before the norm, or the norm may not run at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2, self.norm3, self.linear = nn.LayerNorm(8), nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x, h):
+        x = x + h
+        x = self.linear(x).mul_(2) + self.norm1(x)
+        x = x + h
+        y = self.norm2(x) if h.sum() > 0 else x
+        x = y + h
+        return [self.norm3(x) for _ in range(2)][1] + x
+
+
+def test_other_norms_inside_an_expression_are_not_fused():
+    model, x, h = Unclear(), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    expected = model(x, h)
+    assert onepass.patch(model).counts["fused"] == 0
+    torch.testing.assert_close(model(x, h), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_first, fused", [(True, 1), (False, 2)])
+def test_the_report_counts_the_branch_that_runs(norm_first, fused):
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, 0.0, norm_first=norm_first, batch_first=True), torch.randn(2, 4, 8)
+    expected = layer(x)
+    assert onepass.patch(layer).counts["fused"] == fused
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class Counting(nn.LayerNorm):
+    def forward(self, input):
+        self.last = input.detach()
+        return super().forward(input)
+
+
+def test_the_report_names_state_that_a_norm_keeps():
+    assert "left alone: it keeps state between calls: its forward sets 'last'" in str(onepass.patch(nn.Sequential(Counting(8))))
+
+
+def test_the_report_of_a_model_without_norms():
+    assert "Calls of functions, such as F.layer_norm(x, shape), are not replaced" in str(onepass.patch(nn.Linear(2, 2)))

@@ -12,7 +12,7 @@ MODELS = {  # found, replaced, fused, left
     "test_resnet": (15, 15, 8, 0),
     "test_efficientnet": (13, 13, 9, 0),
     "test_convnext": (14, 14, 0, 0),
-    "test_vit": (13, 13, 0, 0),
+    "test_vit": (13, 13, 6, 0),
     "convnextv2_atto": (13, 9, 0, 4),  # GlobalResponseNorm divides by a mean of norms
 }
 SMALL = {"convnextv2_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}}

@@ -25,7 +25,8 @@ def make(args: argparse.Namespace) -> Any:
     try:
         return made(*values, **{name: _value(value) for name, value in named})
     except Exception as error:  # the factory is the user's code, and may raise anything
-        raise ValueError(f"{args.model} raised {type(error).__name__}: {error}; check the arguments {args.arguments}") from error
+        given = f"check the arguments {' '.join(args.arguments)}" if args.arguments else "it got no arguments: add them after its name"
+        raise ValueError(f"{args.model} raised {type(error).__name__}: {error}; {given}") from error
 
 
 def _find(name: str) -> Any:

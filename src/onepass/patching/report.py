@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 REPLACED, FUSED, LEFT, ALREADY = "replaced", "fused", "left", "already"
+NO_NORMS = (
+    "No module of this model is a norm. Calls of functions, such as F.layer_norm(x, shape), are not replaced: use onepass.functional."
+)
 
 
 class Row(NamedTuple):
@@ -48,6 +51,8 @@ class Report:
 
     def __str__(self) -> str:
         """Return the report as a table. Norms such as "down.0.norm" and "down.1.norm" share a line if otherwise alike."""
+        if not self.rows:
+            return "\n".join([NO_NORMS, *self.notes, self._summary()])
         alike: dict[tuple[str, ...], list[Row]] = {}
         for row in self.rows:
             alike.setdefault((re.sub(r"\d+", "#", row.name), *row[1:]), []).append(row)

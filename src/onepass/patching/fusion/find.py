@@ -131,7 +131,7 @@ def _find_in_method(
     """
     for place in places(function):
         norm = _submodule(module, place.norm)
-        if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes:
+        if not isinstance(norm, nn.Module) or id(norm) not in norms.recipes or not _is_reached(module, place):
             continue
         if place.neighbour == "+":
             recipe = norms.recipes[id(norm)]
@@ -152,6 +152,14 @@ def _find_in_method(
         fusions.append(Fusion(norm, type(act).__name__ if is_submodule else str(getattr(act, "__name__", "")), obstacle))
         if not obstacle:
             yield place, name, signature_of(act) if isinstance(act, nn.Module) else ()
+
+
+def _is_reached(module: nn.Module, place: Place) -> bool:
+    """Return whether a place is reached: it is not in a branch that the module never takes, such as that of `if self.norm_first`.
+
+    Only attributes with the values True and False are looked at. If one changes later, its other branch runs as it was written.
+    """
+    return not any(module.__dict__.get(name) is (not value) for name, value in place.flags)
 
 
 def _submodule(module: nn.Module, path: str) -> nn.Module | None:

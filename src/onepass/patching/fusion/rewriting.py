@@ -7,7 +7,8 @@ A neighbour is an activation after the norm, or a sum before it. Three patterns 
     h.contiguous(), h.view(...)   ->  self._onepass_contiguous(h), self._onepass_view(h, ...)
 
 The first two patterns may also be separate statements, such as `h = self.norm(h); h = self.act(h)`, and
-`x = x + h; r = x; h = self.norm(x)`.
+`x = x + h; r = x; h = self.norm(x)`. After a sum, the norm may be part of an expression, if it is what runs first there:
+`x = x + h; return x + self.mlp(self.norm(x))`.
 
 If a branch of an `if` ends with a norm and an activation follows the `if`, the activation is first moved into the
 branches.
@@ -33,6 +34,7 @@ class Place(NamedTuple):
     norm: str  # the name after "self.", such as "norm1"
     neighbour: str  # the activation as the source calls it, "self.act" or "F.silu"; "+" for a sum before the norm
     between: tuple[str, ...] = ()  # what is called between norm and activation, such as "self.drop"
+    flags: tuple[tuple[str, bool], ...] = ()  # ("first", True) inside `if self.first`: the place is reached only with these values
 
 
 @cache
@@ -70,6 +72,7 @@ class _Rewriter(ast.NodeTransformer):
         names += [_dotted_name(node.target) for node in nodes if isinstance(node, ast.AugAssign)]
         self.loads = {name: names.count(name) for name in names}
         self.places: list[Place] = []
+        self.flags: list[tuple[str, bool]] = []  # of the branches around the current statement
 
     def rewrite(self) -> ast.FunctionDef:
         self.tree.body = self._block(self.tree.body)
@@ -77,7 +80,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _record_place(self, norm: ast.Call, neighbour: str, between: tuple[str, ...] = ()) -> str | None:
         """Record a place. Return the name of the activation to fuse, "" for a sum to fuse, or None if nothing is fused here."""
-        place = Place(self._name_called(norm.func)[len("self.") :], neighbour, between)
+        place = Place(self._name_called(norm.func)[len("self.") :], neighbour, between, tuple(self.flags))
         self.places.append(place)
         return None if self.fused is None else self.fused.get(place)
 
@@ -88,11 +91,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         """Rewrite a list of statements, and return the new list."""
-        body, done = self._move_into_branches(body), []
+        body, done, outside = self._move_into_branches(body), [], len(self.flags)
         while body:
             replacement, used = self._fuse_first(body)
             done += replacement if used else [self.visit(body[0])]
+            self.flags += self._flags_after(body[0])
             body = body[used or 1 :]
+        del self.flags[outside:]
         return done
 
     def visit_body(self, node: Any) -> Any:
@@ -106,7 +111,31 @@ class _Rewriter(ast.NodeTransformer):
                 setattr(node, name, self.visit(value))
         return node
 
-    visit_If = visit_For = visit_While = visit_With = visit_Try = visit_ExceptHandler = visit_body
+    visit_For = visit_While = visit_With = visit_Try = visit_ExceptHandler = visit_body
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        flag = self._flag(node)
+        node.test = self.visit(node.test)
+        outside = len(self.flags)
+        self.flags += flag
+        node.body = self._block(node.body)
+        del self.flags[outside:]
+        self.flags += [(name, not value) for name, value in flag]
+        node.orelse = self._block(node.orelse)
+        del self.flags[outside:]
+        return node
+
+    def _flag(self, node: ast.If) -> list[tuple[str, bool]]:
+        """Return the flag of the first branch: [("first", True)] for `if self.first`, [("first", False)] for `if not self.first`."""
+        negated = isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        name = self._name_called(node.test.operand if negated else node.test)  # pyright: ignore[reportAttributeAccessIssue]
+        return [(name[len("self.") :], not negated)] if name.startswith("self.") else []
+
+    def _flags_after(self, statement: ast.stmt) -> list[tuple[str, bool]]:
+        """Return the flag of what follows a statement: [("first", False)] after `if self.first: return …`."""
+        if not isinstance(statement, ast.If) or statement.orelse or not isinstance(statement.body[-1], (ast.Return, ast.Raise)):
+            return []
+        return [(name, not value) for name, value in self._flag(statement)]
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         return node  # stays as it is, because a nested function has its own names
@@ -131,13 +160,13 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(first, ast.Assign) and (total := _target(first)) and _is_sum(first.value):
             kept = [rest[0]] if rest and _is_copy(rest[0], total) else []
             then = rest[len(kept)] if len(rest) > len(kept) else None
-            norm = self._norm_call(then)
-            if then is not None and norm and ast.unparse(norm.args[0]) == total and self._record_place(norm, "+") is not None:
-                assert isinstance(first.value, ast.BinOp) and isinstance(then, ast.Assign)
+            norm = _first_call(then)
+            if norm and self._is_norm(norm) and ast.unparse(norm.args[0]) == total and self._record_place(norm, "+") is not None:
+                assert isinstance(first.value, ast.BinOp) and then is not None
                 both = ast.Tuple([ast.Name("_onepass_y", ast.Store()), ast.Name(total, ast.Store())], ast.Store())
                 call = ast.Assign([both], self._add_norm_call(norm, first.value))
-                after = ast.Assign(then.targets, ast.Name("_onepass_y", ast.Load()))
-                return [ast.copy_location(call, then), *kept, ast.copy_location(after, then)], 2 + len(kept)
+                _Replace(norm, ast.Name("_onepass_y", ast.Load())).visit(then)  # `then` may be the sum before the next norm
+                return [ast.copy_location(call, norm), *kept], 1 + len(kept)
         return [], 0
 
     def _move_into_branches(self, body: list[ast.stmt]) -> list[ast.stmt]:
@@ -225,6 +254,46 @@ def _activation_call(node: Any) -> ast.Call | None:
 
 def _is_sum(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+
+
+def _first_call(statement: ast.stmt | None) -> ast.Call | None:
+    """Return the call that runs first in a statement such as `v = …`, `v += …` or `return …`. None if that is not certain."""
+    if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)) or statement.value is None:
+        return None
+    for node in _evaluated(statement.value):
+        if isinstance(node, ast.Call):
+            return node
+        if not isinstance(node, (ast.Name, ast.Constant, ast.Attribute, ast.Tuple, ast.BinOp)):
+            return None
+    return None
+
+
+def _evaluated(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the parts of an expression in the order in which Python evaluates them, and then the expression itself.
+
+    Parts of other expressions than these, such as `a if b else c`, are not yielded.
+    """
+    if isinstance(node, ast.Call):
+        parts = [node.func, *node.args, *(keyword.value for keyword in node.keywords)]
+    elif isinstance(node, ast.BinOp):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.Tuple):
+        parts = node.elts
+    else:
+        parts = [node.value] if isinstance(node, ast.Attribute) else []
+    for part in parts:
+        yield from _evaluated(part)
+    yield node
+
+
+class _Replace(ast.NodeTransformer):
+    """Replaces one node of a tree by another."""
+
+    def __init__(self, old: ast.AST, new: ast.expr) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return ast.copy_location(self.new, node) if node is self.old else self.generic_visit(node)
 
 
 def _is_copy(statement: Any, value: str) -> bool:

@@ -25,7 +25,7 @@ from onepass.patching.swapped_norm import NormRecipe
 
 from .candidates import TORCH_NORMS, candidates
 from .stand_ins import own_parameters, plain_attributes, trial_key
-from .trials import TOLERANCE, compare_in_all_cases, largest_difference, with_dtype_rules
+from .trials import TOLERANCE, StateChanged, compare_in_all_cases, largest_difference, with_dtype_rules
 
 UNSUPPORTED = {
     nn.SyncBatchNorm: "onepass does not support statistics across processes yet",
@@ -129,13 +129,16 @@ def _find_recipe(module: nn.Module, registered: NormRecipe | None, analysis: Ana
         return "it is timm's fast norm, which computes in half precision under autocast"
     for recipe in [registered] if registered else candidates(module):
         recipe = replace(recipe, argument=argument)
-        difference = largest_difference(module, recipe)
+        try:
+            difference = largest_difference(module, recipe)
+        except StateChanged as change:
+            return f"it keeps state between calls: {change}"
         if difference <= TOLERANCE:
             return _confirm_registered(module, recipe) if registered else _confirm(module, recipe, analysis)
         nearest = min(nearest, (difference, recipe.like.__name__), key=lambda pair: pair[0])
     if nearest[0] == float("inf"):
         return "onepass has no norm with such parameters, or with such an input"
-    return f"no norm of onepass computes the same: the nearest, {nearest[1]}, differs by {nearest[0]:.2g}"
+    return f"no norm of onepass computes the same: the nearest, {nearest[1]}, differs by up to {nearest[0]:.2g} of its largest value"
 
 
 def _confirm_registered(module: nn.Module, recipe: NormRecipe) -> NormRecipe | str:

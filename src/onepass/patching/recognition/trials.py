@@ -34,7 +34,7 @@ def largest_difference(module: nn.Module, recipe: NormRecipe) -> float:
     """Return the largest difference in output, gradients or buffers between a module and its recipe.
 
     A difference is relative to the largest value of its tensor. The first one above `TOLERANCE` is returned at once. The
-    result is infinite if a forward raises an error, or if the module keeps state outside its buffers.
+    result is infinite if a forward raises an error. If the module keeps state outside its buffers, raise StateChanged.
     """
     cls, worst = type(module), 0.0
     with isolated():
@@ -43,6 +43,8 @@ def largest_difference(module: nn.Module, recipe: NormRecipe) -> float:
                 scale = 100.0 if x.abs().max() > 100 else 1.0  # of the parameters; large ones reveal a clamp in the forward
                 try:
                     worst = max(worst, _difference(module, swapped_class(cls, recipe), x, training, scale))
+                except StateChanged:
+                    raise
                 except Exception:
                     return float("inf")
                 if worst > TOLERANCE:
@@ -55,9 +57,12 @@ def _difference(module: nn.Module, new_class: type[nn.Module], x: Tensor, traini
     theirs, ours = stand_in(module, cls, scale=scale), stand_in(module, new_class, scale=scale)
     for twin in (theirs, ours):
         nn.Module.train(twin, training)  # also sets its children
-    key, added_names = trial_key(theirs), set(dir(new_class)) - set(dir(cls))
+    key, added_names, before = trial_key(theirs), set(dir(new_class)) - set(dir(cls)), dict(vars(theirs))
     pairs = list(zip(_run(cls.forward, theirs, x), _run(new_class.forward, ours, x)))
-    if trial_key(theirs) != key or added_names & {*module._parameters, *module._buffers, *module._modules}:
+    if trial_key(theirs) != key:
+        changed = [name for name, value in vars(theirs).items() if name not in before or value is not before[name]]
+        raise StateChanged("its forward sets " + ", ".join(map(repr, changed)) if changed else "its forward changes an attribute")
+    if added_names & {*module._parameters, *module._buffers, *module._modules}:
         return float("inf")
     return max(_relative_difference(a, b) for a, b in pairs)
 
@@ -106,7 +111,7 @@ def compare_in_all_cases(module: nn.Module, recipe: NormRecipe, analysis: Analys
                 continue
             try:
                 theirs, ours = _try_case(module, cls, their_forward, case), _try_case(module, new_class, new_class.forward, case)
-            except _StateChanged:
+            except StateChanged:
                 return Verdict(f"it keeps state between calls ({case})")
             if (isinstance(theirs, Exception) and isinstance(ours, Exception)) or _agree(theirs, ours, case, recipe.activation):
                 continue
@@ -121,7 +126,7 @@ def compare_in_all_cases(module: nn.Module, recipe: NormRecipe, analysis: Analys
     return Verdict(f"it branches on {condition}, and trials reach only one branch" if condition else "", tuple(ranks), tuple(dtypes))
 
 
-class _StateChanged(Exception):
+class StateChanged(Exception):
     """Raised if a module changes its own attributes during a call."""
 
 
@@ -140,7 +145,7 @@ def _try_case(module: nn.Module, cls: type[nn.Module], forward: Callable[..., An
     except Exception as error:
         return error
     if trial_key(twin) != key:
-        raise _StateChanged
+        raise StateChanged
     return results
 
 
