@@ -110,6 +110,7 @@ class Variant:
         self.inputs = self.make_inputs(self.model)
         self.steps: dict[str, Step] = {}
         self.plain_steps: dict[str, Step] = {}  # of the unpatched model
+        self.peaks: dict[str, int | None] = {}
         self.expected: dict[str, Tensor] | None = None
 
     def ready(self, mode: str) -> Record:
@@ -123,8 +124,8 @@ class Variant:
             self.rest()
         with self.memory(self.entry.gigabytes if self.expected else 2 * self.entry.gigabytes):
             errors = self._errors(step)
+            self.steps[mode], self.peaks[mode] = step, self._peak(step)
             self.rest()
-        self.steps[mode] = step
         library: Any = import_module(self.entry.library)
         about |= {"norms": self.counts, "library": f"{self.entry.library} {library.__version__}"}
         return {**about, "errors": errors, **origin(self.device)}
@@ -186,12 +187,16 @@ class Variant:
         return {name: value.cpu() for name, value in results.items()}
 
     def peak(self, mode: str) -> int | None:
-        """Return the most bytes allocated on the GPU during a step, including the parameters. None on a CPU, or after `drop`."""
-        if self.device == "cpu" or mode not in self.steps:
+        """Return the most bytes allocated on the GPU during a step, including the parameters, or None on a CPU."""
+        return self.peaks[mode]
+
+    def _peak(self, step: Step) -> int | None:
+        """Measure the bytes for `peak`. Call it before this process has the other model's inputs and graphs, too."""
+        if self.device == "cpu":
             return None
         self.rest()
         torch.cuda.reset_peak_memory_stats()
-        self.steps[mode]()
+        step()
         self._finish()
         self.model.zero_grad()
         return torch.cuda.max_memory_allocated()

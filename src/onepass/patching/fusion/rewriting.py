@@ -260,6 +260,8 @@ def _first_call(statement: ast.stmt | None) -> ast.Call | None:
     """Return the call that runs first in a statement such as `v = …`, `v += …` or `return …`. None if that is not certain."""
     if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)) or statement.value is None:
         return None
+    if isinstance(statement, ast.AugAssign) and not isinstance(statement.target, ast.Name):  # `a[f()] += …` calls f first
+        return None
     for node in _evaluated(statement.value):
         if isinstance(node, ast.Call):
             return node
