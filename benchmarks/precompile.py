@@ -1,11 +1,11 @@
-"""Compiles the kernels of the random problems of stress_problems.py before they run.
+"""Compiles the kernels of random problems (stress_problems.py, sweep_problems.py) before they run.
 
 Other processes compile, and need no GPU. The process that runs the kernels finds them in Triton's cache on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from . import stress_problems
 from .stress_problems import Problem
 
 Families = Sequence[str | None]  # names of kernel families; None stands for the family that the planner chooses
+Draw = Callable[[int, int], Any]  # returns the problem of a seed and an index: an object with `case`, `dtype` and `stats`
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class Job:
     index: int
     family: str | None
     number: int  # the index of the kernel in the list that `sources` returns
+    draw: Draw = stress_problems.draw
 
 
-def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
+def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels."""
     bound = problem_of(Row(problem.case, problem.dtype))
     try:
@@ -54,10 +56,10 @@ def sources(problem: Problem, device: Device, family: str | None) -> list[Any]:
     return [kernel.source() for kernel in (*found, *cooperative)]
 
 
-def kernels_of(seed: int, device: Device, families: Families, index: int) -> dict[str, Job]:
+def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:
     """Return the kernels with which all families run problem number `index`, each with the Job that compiles it."""
-    problem = stress_problems.draw(seed, index)
-    return {repr(source): Job(seed, index, family, at) for family in families for at, source in enumerate(sources(problem, device, family))}
+    found = ((family, sources(draw(seed, index), device, family)) for family in families)
+    return {repr(source): Job(seed, index, family, at, draw) for family, kernels in found for at, source in enumerate(kernels)}
 
 
 def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[Job] | None:
@@ -93,15 +95,33 @@ def prepare(
             if jobs is not None:
                 problems.append(stress_problems.draw(seed, index))
                 compiled += [pool.submit(_compile, job, device, target) for job in jobs]
+    return problems, f"{len(problems)} of the first {looked} problems; {_finish(pool, compiled, seconds)}"
+
+
+def compile_ahead(
+    draw: Draw, seed: int, indices: Sequence[int], device: Device, families: Families, target: Any, workers: int = 14, seconds: float = 120
+) -> str:
+    """Compile the kernels of all these problems, for at most `seconds`. Return a sentence about it."""
+    pool, known = ProcessPoolExecutor(workers, mp_context=get_context("spawn")), set[str]()
+    compiled: list[Future[None]] = []
+    for needed in pool.map(partial(kernels_of, seed, device, families, draw=draw), indices, chunksize=5):
+        jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
+        known.update(jobs)
+        compiled += [pool.submit(_compile, job, device, target) for job in jobs.values()]
+    return _finish(pool, compiled, seconds)
+
+
+def _finish(pool: ProcessPoolExecutor, compiled: Sequence[Future[None]], seconds: float) -> str:
+    """Wait until all kernels are compiled, or for `seconds`. Return a sentence about them."""
     done, _ = wait(compiled, seconds)
     pool.shutdown(wait=False, cancel_futures=True)
     errors = [error for future in done if (error := future.exception())]
-    words = f"{len(problems)} of the first {looked} problems; {len(done)} of {len(compiled)} kernels compiled ahead"
-    return problems, words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
+    words = f"{len(done)} of {len(compiled)} kernels compiled ahead"
+    return words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:
-    build(sources(stress_problems.draw(job.seed, job.index), device, job.family)[job.number], target)
+    build(sources(job.draw(job.seed, job.index), device, job.family)[job.number], target)
 
 
 def build(source: Any, target: Any) -> None:

@@ -1,0 +1,231 @@
+"""Measures forwards on shapes that no kernel was tuned on (sweep_problems.py), by the planner's choice and by every family that can run.
+
+Run it with `python -m benchmarks.sweep --device cuda --out results/sweep-h200.jsonl`. It goes on where it stopped: problems with a
+result in that file are skipped. `--summary` prints the report without measuring. Use a seed of your own to judge the planner.
+
+The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. Parameters are counted. Its regret is our
+time divided by that of the fastest family. Within the spread of both times, the regret is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import onepass
+from onepass.backends.family import FORWARD
+from onepass.bench import accuracy, record, timing
+from onepass.bench.measure import forward
+from onepass.bench.providers import OURS, PROVIDERS, Provider
+from onepass.bench.record import Record
+from onepass.bench.suite import problem_of
+from onepass.bench.terminal import progress, table
+from onepass.bench.timing import Timing
+from onepass.core.device import Device, describe
+from onepass.planning.choose import plan
+from onepass.planning.options import CannotForce, Options
+from onepass.planning.registry import FAMILIES
+from onepass.verify import calls, tensors
+from onepass.verify.cases import Case
+from onepass.verify.oracle import Outcome
+from onepass.verify.tensors import Operands
+
+from .sweep_problems import Problem, draw
+
+SIZES = {"above 16 MB": (2**24, math.inf), "1 to 16 MB": (2**20, 2**24), "below 1 MB": (0, 2**20)}  # bytes of x
+LEAST_FRACTION, LARGEST_REGRET = 0.30, 1.20  # problems beyond these are listed
+NOT_KERNELS = ("reference", "blockwise")  # families of torch operations: never close to the fastest
+NAME_WIDTH = 60
+
+
+def measure(problem: Problem, device: str, compiled: bool = False) -> Record:
+    """Measure one problem. The record has an `error` and no times if our result is wrong, or if the call raises."""
+    common = {
+        **{"row": f"{problem.seed}.{problem.index} {problem.name}", "provider": "sweep", "seed": problem.seed, "index": problem.index},
+        **{"kind": problem.kind, "bytes": problem.row.nbytes, **record.origin(device)},
+    }
+    with torch.no_grad(), timing.capturable_stream(device):
+        try:
+            return common | _measured(problem, device, compiled)
+        except Exception as error:
+            if device != "cpu":
+                torch.cuda.synchronize()  # raises if the device itself is broken
+            return common | {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"}
+
+
+def _measured(problem: Problem, device: str, compiled: bool) -> Record:
+    case, bound = problem.case, problem_of(problem.row)
+    operands = tensors.make(case, problem.dtype, device, on_device=True)
+    operands = operands._replace(x=_shifted(operands.x, problem.shift))
+    described = describe(torch.device(device))
+    chosen = plan(bound, described).family
+    providers: dict[str, Provider] = {OURS: PROVIDERS[OURS], "torch": PROVIDERS["torch"]}
+    providers |= {"torch.compile": PROVIDERS["torch.compile"]} if compiled else {}
+    providers |= {name: partial(_forced, name) for name in _able(problem, described) if name != chosen}
+    runs: dict[str, Callable[[], Any]] = {}
+    outcomes: dict[str, Outcome] = {}
+    failed: dict[str, str] = {}
+    for name, provider in providers.items():
+        running = {key: None if t is None else t.clone() for key, t in zip(("running_mean", "running_var"), operands[3:5])}
+        try:
+            runs[name], outcomes[name] = forward(provider, case, operands._replace(**running))
+        except Exception as error:
+            if name == OURS:
+                raise
+            failed[name] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}"
+    errors = accuracy.largest_errors(case, operands, outcomes)
+    outcomes.clear()  # timing needs their memory
+    if errors[OURS] > 1:
+        raise RuntimeError(f"wrong: the largest error is {errors[OURS]:.3g} of the budget")
+    for name in [name for name, error in errors.items() if error > 1 and name not in PROVIDERS]:
+        failed[name] = f"wrong: the largest error is {errors[name]:.3g} of the budget"
+        del runs[name]
+    copy, times = _times(operands, runs)
+    least = copy.median * bound.min_bytes(FORWARD) / (2 * problem.row.nbytes)
+    return {
+        **{"chosen": chosen, "copy_us": _us(copy.median), "fraction": round(least / times[OURS].median, 4), "regret": regret(times)},
+        **{"us": {name: [_us(value) for value in found] for name, found in times.items()}, "failed": failed},
+    }
+
+
+def _able(problem: Problem, device: Device) -> Iterator[str]:
+    """Yield the names of the families that can run a problem."""
+    for family in FAMILIES:
+        if family.name in NOT_KERNELS:
+            continue
+        try:
+            plan(problem_of(problem.row), device, FORWARD, Options(family.name))
+        except CannotForce:
+            continue
+        yield family.name
+
+
+def _forced(family: str, case: Case, operands: Operands) -> Callable[[], Any]:
+    call = calls.onepass_call(case, operands)
+
+    def run() -> Any:
+        with onepass.force(family):
+            return call()
+
+    return run
+
+
+def _shifted(x: Tensor, shift: int) -> Tensor:
+    """Return a copy of x, with the same strides, that starts `shift` elements after an aligned address."""
+    if not shift:
+        return x
+    size = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())) + 1
+    memory = torch.empty(size + shift, dtype=x.dtype, device=x.device)
+    return memory.as_strided(x.shape, x.stride(), shift).copy_(x)
+
+
+def _times(operands: Operands, runs: dict[str, Callable[[], Any]]) -> tuple[Timing, dict[str, Timing]]:
+    """Time a copy of x and all calls in turn."""
+    target = torch.empty_like(operands.x)
+    copy = partial(target.copy_, operands.x)
+    if operands.x.is_cuda:
+        first, *times = timing.device_times([copy, *(timing.capture(run)[0] for run in runs.values())])
+    else:
+        first, *times = timing.interleaved([copy, *runs.values()], seconds=0.05)
+    return first, dict(zip(runs, times))
+
+
+def regret(times: dict[str, Timing]) -> float:
+    """Return our time divided by that of the fastest family, or 1 if the spreads of the two overlap."""
+    ours = times[OURS]
+    best = min((time for name, time in times.items() if name not in PROVIDERS or name == OURS), key=lambda time: time.median)
+    return 1.0 if ours.low <= best.high else round(ours.median / best.median, 4)
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Return the report: geometric means and quantiles by size, and the problems beyond the limits."""
+    good = [r for r in records if "error" not in r]
+    lines = [["", "problems", "fraction", "worst 5 %", "regret ≤ 1.05", "worst regret", "slower than torch"]]
+    for title, (low, high) in SIZES.items():
+        lines += [_line(title, [r for r in good if low <= r["bytes"] < high])]
+    for kind in dict.fromkeys(r["kind"] for r in good):
+        lines += [_line(kind, [r for r in good if r["kind"] == kind])]
+    listed = [(f"fraction {r['fraction']:.2f}", r) for r in good if r["fraction"] < LEAST_FRACTION and r["bytes"] >= 2**20]
+    listed += [(f"regret {r['regret']:.2f}", r) for r in good if r["regret"] > LARGEST_REGRET]
+    listed += [(f"torch {_speed(r, 'torch'):.2f} times as fast", r) for r in good if _loses(r)]
+    listed += [(r["error"], r) for r in records if "error" in r]
+    return "\n".join([table(lines), *(f"{r['row'][:NAME_WIDTH]:{NAME_WIDTH}} {r.get('chosen', ''):12} {why}" for why, r in listed)])
+
+
+def _line(title: str, rows: Sequence[Record]) -> list[str]:
+    if not rows:
+        return [title, "0", *["–"] * 5]
+    fractions = sorted(r["fraction"] for r in rows)
+    low = sum(r["regret"] <= 1.05 for r in rows) / len(rows)
+    return [
+        *(title, str(len(rows)), f"{statistics.geometric_mean(fractions):.2f}", f"{fractions[len(rows) // 20]:.2f}"),
+        *(f"{low:.0%}", f"{max(r['regret'] for r in rows):.2f}", str(sum(map(_loses, rows)))),
+    ]
+
+
+def _speed(found: Record, provider: str) -> float:
+    """Return how many times as fast as ours a provider is."""
+    return found["us"][OURS][0] / found["us"][provider][0]
+
+
+def _loses(found: Record) -> bool:
+    """Return whether torch is faster, by more than the spread of both times."""
+    times = found["us"]
+    return "torch" in times and times[OURS][1] > times["torch"][2]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=300, help="problems (300)")
+    parser.add_argument("--limit", type=float, default=540, help="seconds after which no new problem begins (540)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile all kernels first, without the GPU (0)")
+    parser.add_argument("--compiled", action="store_true", help="measure torch.compile, too, on every third problem")
+    parser.add_argument("--out", type=Path, help="add the results to this file, one JSON object per line")
+    parser.add_argument("--summary", action="store_true", help="only print the report of that file")
+    args = parser.parse_args(argv)
+    known = [r for r in (record.read(args.out) if args.out and args.out.exists() else []) if r["seed"] == args.seed]
+    done = {r["index"] for r in known}
+    left = [] if args.summary else [index for index in range(args.count) if index not in done]
+    if args.workers and left:
+        print(_compile_ahead(args, left), file=sys.stderr, flush=True)
+    for index in progress(left, len(left), lambda index: draw(args.seed, index).name, log=True):
+        if time.monotonic() - start > args.limit:
+            print(f"{args.limit:g} s have passed: run the same command again to go on", file=sys.stderr)
+            break
+        found = measure(draw(args.seed, index), args.device, args.compiled and index // 3 % 3 == 0)
+        known.append(found)
+        if args.out:
+            record.append(args.out, found)
+    print(summary(known))
+    return 1 if any("error" in r for r in known) else 0
+
+
+def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
+    from triton.runtime import driver
+
+    from .precompile import compile_ahead
+
+    device, target = describe(torch.device(args.device)), driver.active.get_current_target()
+    families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
+    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers, args.limit / 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
