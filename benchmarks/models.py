@@ -190,7 +190,7 @@ def _run(args: argparse.Namespace, children: dict[Entry, list[VariantProcess]], 
 def _ready_in_one_process(
     mode: str, children: dict[Entry, list[VariantProcess]], ready: dict[Entry, list[Record | str]], end: float
 ) -> None:
-    """Let the processes of patched models also prepare the unpatched ones. Change the answers in `ready` of those that fail."""
+    """Let the processes of patched models also prepare the unpatched ones. If one fails, its reason replaces the answer in `ready`."""
     if mode == REDUCE_OVERHEAD:  # the CUDA graph of the unpatched model is needed only once
         for entry, (before, _) in children.items():
             if isinstance(ready[entry][0], dict):

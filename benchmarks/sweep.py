@@ -3,8 +3,8 @@
 Run it with `python -m benchmarks.sweep --device cuda --out results/sweep-h200.jsonl`. It goes on where it stopped: problems with a
 result in that file are skipped. `--summary` prints the report without measuring. Use a seed of your own to judge the planner.
 
-The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. Parameters are counted. Its regret is our
-time divided by that of the fastest family. Within the spread of both times, the regret is 1.
+The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. The bytes of parameters count, too. The
+regret is our time divided by the time of the fastest family. If the spreads of the two times overlap, the regret is 1.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _times(operands: Operands, runs: dict[str, Callable[[], Any]]) -> tuple[Timi
 
 
 def regret(times: dict[str, Timing]) -> float:
-    """Return our time divided by that of the fastest family, or 1 if the spreads of the two overlap."""
+    """Return our time divided by the time of the fastest family, or 1 if the spreads of the two times overlap."""
     ours = times[OURS]
     best = min((time for name, time in times.items() if name not in PROVIDERS or name == OURS), key=lambda time: time.median)
     return 1.0 if ours.low <= best.high else round(ours.median / best.median, 4)

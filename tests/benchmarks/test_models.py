@@ -90,7 +90,8 @@ def test_records(training, monkeypatch):
     assert found[1]["norms"]["fused"] == 1 and found[1]["layout"] == "channels_last" and found[1]["library"] == "json 2"
 
 
-SLOW_TWINS = "vae-train", "vae-decode", "unet2d-train", "sdxl-b2"  # ten seconds or more; other twins have the same modules
+# Ten seconds or more. Other twins, and the models in tests/patching, have the same modules.
+SLOW_TWINS = "vae-train", "vae-decode", "unet2d-train", "sdxl-b2", "sd15-b2", "convnext-train"
 TWINS = [
     pytest.param(entry, id=entry.name, marks=[pytest.mark.slow] * (entry.name in SLOW_TWINS))
     for entry in ENTRIES
