@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from sys import maxsize
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def prepare(
     problems: list[Problem] = []
     known: set[str] = set()
     compiled: list[Future[None]] = []
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
+    pool = new_pool(workers)
     looked = 0
     while len(problems) < wanted and looked < 20 * wanted:
         batch = range(looked, looked + wanted - len(problems))
@@ -95,29 +96,31 @@ def prepare(
             if jobs is not None:
                 problems.append(stress_problems.draw(seed, index))
                 compiled += [pool.submit(_compile, job, device, target) for job in jobs]
-    return problems, f"{len(problems)} of the first {looked} problems; {_finish(pool, compiled, seconds)}"
+    return problems, f"{len(problems)} of the first {looked} problems; {finish(pool, compiled, seconds)}"
 
 
 def compile_ahead(
     draw: Draw, seed: int, indices: Sequence[int], device: Device, families: Families, target: Any, workers: int = 14, seconds: float = 120
 ) -> str:
     """Compile the kernels of all these problems, for at most `seconds`. Return a sentence about it."""
-    pool, known = ProcessPoolExecutor(workers, mp_context=get_context("spawn")), set[str]()
+    pool, known = new_pool(workers), set[str]()
     compiled: list[Future[None]] = []
     for needed in pool.map(partial(kernels_of, seed, device, families, draw=draw), indices, chunksize=5):
-        jobs = {kernel: job for kernel, job in needed.items() if kernel not in known}
-        known.update(jobs)
-        compiled += [pool.submit(_compile, job, device, target) for job in jobs.values()]
-    return _finish(pool, compiled, seconds)
+        compiled += [pool.submit(_compile, job, device, target) for job in new_jobs(known, needed, maxsize) or ()]
+    return finish(pool, compiled, seconds)
 
 
-def _finish(pool: ProcessPoolExecutor, compiled: Sequence[Future[None]], seconds: float) -> str:
+def new_pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
+
+
+def finish(pool: ProcessPoolExecutor, compiled: Sequence[Future[None]], seconds: float) -> str:
     """Wait until all kernels are compiled, or for `seconds`. Return a sentence about them."""
     done, _ = wait(compiled, seconds)
     pool.shutdown(wait=False, cancel_futures=True)
     errors = [error for future in done if (error := future.exception())]
     words = f"{len(done)} of {len(compiled)} kernels compiled ahead"
-    return words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
+    return words + (f"; {len(errors)} failed, such as {errors[0]!r}" if errors else "")
 
 
 def _compile(job: Job, device: Device, target: Any) -> None:

@@ -17,10 +17,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +40,7 @@ from onepass.planning.options import Options
 from onepass.verify.cases import Case
 
 from .background import bits
-from .precompile import build
+from .precompile import build, finish, new_pool
 from .watchdog import LONGEST, Watchdog
 
 HANDOVERS = {  # "group name", where group is a group of warps: what this group does late
@@ -166,13 +164,9 @@ def _build(name: str, stress: str | None, device: Device, target: Any) -> None:
 def prepare(wanted: Sequence[tuple[str, str | None]], device: Device, target: Any, workers: int, seconds: float) -> str:
     """Compile kernels, given as (shape, stress), in other processes for at most `seconds`. Return a sentence about it."""
     start = time.monotonic()
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
-    futures = [pool.submit(_build, name, stress, device, target) for name, stress in wanted]
-    done, _ = wait(futures, seconds)
-    pool.shutdown(wait=False, cancel_futures=True)
-    errors = [error for future in done if (error := future.exception())]
-    words = f"{len(done)} of {len(futures)} kernels compiled in {time.monotonic() - start:.0f} s"
-    return words + (f", {len(errors)} of which failed, the first with {errors[0]!r}" if errors else "")
+    pool = new_pool(workers)
+    words = finish(pool, [pool.submit(_build, name, stress, device, target) for name, stress in wanted], seconds)
+    return f"in {time.monotonic() - start:.0f} s, {words}"
 
 
 Launch = Callable[[Tensor], list[Tensor]]

@@ -1,7 +1,8 @@
 """Measures forwards on shapes that no kernel was tuned on (sweep_problems.py), by the planner's choice and by every family that can run.
 
 Run it with `python -m benchmarks.sweep --device cuda --out results/sweep-h200.jsonl`. It goes on where it stopped: problems with a
-result in that file are skipped. `--summary` prints the report without measuring. Use a seed of your own to judge the planner.
+result of this commit and machine in that file are skipped. `--summary` prints the report without measuring. Use a seed of your own to
+judge the planner.
 
 The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. The bytes of parameters count, too. The
 regret is our time divided by the time of the fastest family. If the spreads of the two times overlap, the regret is 1.
@@ -25,7 +26,7 @@ from torch import Tensor
 import onepass
 from onepass.backends.family import FORWARD
 from onepass.bench import accuracy, record, timing
-from onepass.bench.measure import forward
+from onepass.bench.measure import first_runs
 from onepass.bench.providers import OURS, PROVIDERS, Provider
 from onepass.bench.record import Record
 from onepass.bench.suite import problem_of
@@ -37,7 +38,6 @@ from onepass.planning.options import CannotForce, Options
 from onepass.planning.registry import FAMILIES
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
-from onepass.verify.oracle import Outcome
 from onepass.verify.tensors import Operands
 
 from .sweep_problems import Problem, draw
@@ -72,17 +72,9 @@ def _measured(problem: Problem, device: str, compiled: bool) -> Record:
     providers: dict[str, Provider] = {OURS: PROVIDERS[OURS], "torch": PROVIDERS["torch"]}
     providers |= {"torch.compile": PROVIDERS["torch.compile"]} if compiled else {}
     providers |= {name: partial(_forced, name) for name in _able(problem, described) if name != chosen}
-    runs: dict[str, Callable[[], Any]] = {}
-    outcomes: dict[str, Outcome] = {}
-    failed: dict[str, str] = {}
-    for name, provider in providers.items():
-        running = {key: None if t is None else t.clone() for key, t in zip(("running_mean", "running_var"), operands[3:5])}
-        try:
-            runs[name], outcomes[name] = forward(provider, case, operands._replace(**running))
-        except Exception as error:
-            if name == OURS:
-                raise
-            failed[name] = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:100]}"
+    runs, outcomes, failed = first_runs(problem.row, operands, None, providers)
+    if OURS in failed:
+        raise RuntimeError(failed[OURS])
     errors = accuracy.largest_errors(case, operands, outcomes)
     outcomes.clear()  # timing needs their memory
     if errors[OURS] > 1:
@@ -161,7 +153,7 @@ def summary(records: Sequence[Record]) -> str:
         lines += [_line(kind, [r for r in good if r["kind"] == kind])]
     listed = [(f"fraction {r['fraction']:.2f}", r) for r in good if r["fraction"] < LEAST_FRACTION and r["bytes"] >= 2**20]
     listed += [(f"regret {r['regret']:.2f}", r) for r in good if r["regret"] > LARGEST_REGRET]
-    listed += [(f"torch {_speed(r, 'torch'):.2f} times as fast", r) for r in good if _loses(r)]
+    listed += [(f"torch {r['us'][OURS][0] / r['us']['torch'][0]:.2f} times as fast", r) for r in good if _loses(r)]
     listed += [(r["error"], r) for r in records if "error" in r]
     return "\n".join([table(lines), *(f"{r['row'][:NAME_WIDTH]:{NAME_WIDTH}} {r.get('chosen', ''):12} {why}" for why, r in listed)])
 
@@ -175,11 +167,6 @@ def _line(title: str, rows: Sequence[Record]) -> list[str]:
         *(title, str(len(rows)), f"{statistics.geometric_mean(fractions):.2f}", f"{fractions[len(rows) // 20]:.2f}"),
         *(f"{low:.0%}", f"{max(r['regret'] for r in rows):.2f}", str(sum(map(_loses, rows)))),
     ]
-
-
-def _speed(found: Record, provider: str) -> float:
-    """Return how many times as fast as ours a provider is."""
-    return found["us"][OURS][0] / found["us"][provider][0]
 
 
 def _loses(found: Record) -> bool:
@@ -200,8 +187,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="add the results to this file, one JSON object per line")
     parser.add_argument("--summary", action="store_true", help="only print the report of that file")
     args = parser.parse_args(argv)
-    known = [r for r in (record.read(args.out) if args.out and args.out.exists() else []) if r["seed"] == args.seed]
-    done = {r["index"] for r in known}
+    known, here = record.read(args.out) if args.out and args.out.exists() else [], record.origin(args.device)
+    done = {r["index"] for r in known if r["seed"] == args.seed and all(r[field] == here[field] for field in ("commit", "name"))}
     left = [] if args.summary else [index for index in range(args.count) if index not in done]
     if args.workers and left:
         print(_compile_ahead(args, left), file=sys.stderr, flush=True)
@@ -209,12 +196,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.monotonic() - start > args.limit:
             print(f"{args.limit:g} s have passed: run the same command again to go on", file=sys.stderr)
             break
-        found = measure(draw(args.seed, index), args.device, args.compiled and index // 3 % 3 == 0)
-        known.append(found)
+        known = record.merge(known, [measure(draw(args.seed, index), args.device, args.compiled and index // 3 % 3 == 0)])
         if args.out:
-            record.append(args.out, found)
-    print(summary(known))
-    return 1 if any("error" in r for r in known) else 0
+            record.write(args.out, known)
+    of_seed = [r for r in known if r["seed"] == args.seed]
+    print(summary(of_seed))
+    return 1 if any("error" in r for r in of_seed) else 0
 
 
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:

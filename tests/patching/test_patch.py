@@ -691,3 +691,20 @@ def test_the_report_names_state_that_a_norm_keeps():
 
 def test_the_report_of_a_model_without_norms():
     assert "Calls of functions, such as F.layer_norm(x, shape), are not replaced" in str(onepass.patch(nn.Linear(2, 2)))
+
+
+class TwoBranches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.act, self.mode = nn.GroupNorm(2, 8), nn.SiLU(), "a"
+
+    def forward(self, x):
+        if self.mode:
+            return self.act(self.norm(x))
+        return self.act(self.norm(x + 1))
+
+
+def test_the_report_gives_a_reason_once():
+    model = TwoBranches()
+    model.norm.register_forward_hook(lambda *_: None)
+    assert str(onepass.patch(model)).count("the norm has hooks") == 1

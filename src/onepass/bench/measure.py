@@ -48,7 +48,7 @@ def measure(row: Row, device: str = "cpu", providers: Mapping[str, Provider] = P
 def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[Record]:
     operands = tensors.make(row.case, row.dtype, device, on_device=True)
     dy = tensors.make_dy(operands, on_device=True) if row.direction == "backward" else None
-    runs, outcomes, errors = _first_runs(row, operands, dy, providers)
+    runs, outcomes, errors = first_runs(row, operands, dy, providers)
     budgets = accuracy.largest_errors(row.case, operands, outcomes, dy)
     outcomes.clear()  # timing needs their memory
     if budgets.get(OURS, 0) > 1:
@@ -72,7 +72,7 @@ def _records(row: Row, device: str, providers: Mapping[str, Provider]) -> list[R
     return records
 
 
-def _first_runs(
+def first_runs(
     row: Row, operands: Operands, dy: Tensor | None, providers: Mapping[str, Provider]
 ) -> tuple[dict[str, Run], dict[str, Outcome], dict[str, str]]:
     """Run each provider once. Return three dicts by provider: calls to time, their outcomes, and the errors raised.

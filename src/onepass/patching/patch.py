@@ -145,7 +145,7 @@ def _row(name: str, module: nn.Module, result: NormRecipe | str | bool, fusions:
         return Row(name, cls, FUSED, became, " and ".join(dict.fromkeys(fused)))
     if not _is_new(module, result):
         return Row(name, cls, ALREADY, became, "")
-    return Row(name, cls, REPLACED, became, "; ".join(f"{fusion.neighbour}: {fusion.obstacle}" for fusion in fusions))
+    return Row(name, cls, REPLACED, became, "; ".join(dict.fromkeys(f"{fusion.neighbour}: {fusion.obstacle}" for fusion in fusions)))
 
 
 def _check_patchable(model: Any) -> None:

@@ -29,7 +29,7 @@ Location = str | float | Callable[[nn.Module], Any] | None
 
 # In eager training on a GPU, modules that call torch's layer_norm or rms_norm run their original forward if x has fewer
 # elements than this, because the host limits such steps. Without a limit, a training step of ViT-B (4.8 million elements)
-# is 0.945 times as fast as before `patch`, and with it 0.98 times. docs/patching.md has more models.
+# is 0.94 times as fast as before `patch`, and with it 0.99 times. docs/patching.md has more models.
 MIN_ELEMENTS_TRAINING = 2**23
 
 
