@@ -7,6 +7,7 @@ runs, one for each r. A run is `run` contiguous elements. A column is one s and 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
@@ -28,7 +29,7 @@ class Walk:
     y: tuple[int, int, int]
     param: ParamMap
     modulation: ParamMap
-    folded: bool = False  # see `fold`
+    folded: int = 0  # in a folded walk, the number of elements of a run: see `fold`
 
     @property
     def outer(self) -> int:
@@ -46,7 +47,7 @@ class Walk:
     @property
     def in_maps(self) -> tuple[int, int, int]:
         """The sizes of r, s and t as `param` and `modulation` count them: in a folded walk, t counts along the whole run."""
-        return (1, self.sets, self.reps * self.run) if self.folded else (self.reps, self.sets, self.run)
+        return (1, self.sets, self.folded) if self.folded else (self.reps, self.sets, self.run)
 
 
 def walk(problem: NormProblem, cut: bool = False) -> Walk:
@@ -68,12 +69,12 @@ def walk(problem: NormProblem, cut: bool = False) -> Walk:
 def fold(w: Walk, width: int) -> Walk:
     """Return the walk that takes each run as rows of `width` elements, which follow one another. w.reps must be 1.
 
-    Folding changes how blocks cover memory, not which parameter an element has: the maps stay as they are, and their t is
-    r·width + t of the folded walk.
+    The last row may be shorter. Folding changes how blocks cover memory, not which parameter an element has: the maps stay
+    as they are, and their t is r·width + t of the folded walk.
     """
-    assert w.reps == 1 and w.run % width == 0, (w, width)
+    assert w.reps == 1, w
     x, y = ((strides[0], width, strides[2]) for strides in (w.x, w.y))
-    return replace(w, reps=w.run // width, run=width, x=x, y=y, folded=True)
+    return replace(w, reps=ceil(w.run / width), run=width, x=x, y=y, folded=w.run)
 
 
 def by_channel(w: Walk) -> Walk:

@@ -45,3 +45,16 @@ def activated(z, ACTIVATION: gl.constexpr):
     else:
         z = activate(z, ACTIVATION)
     return z
+
+
+@jit
+def beyond_reach(x, number, x_ptr, o, left, total, view, split):
+    """Return a block with those elements that the descriptor does not reach: up to two rows at the end of the last run.
+
+    `number` counts the elements of the block. From its first element, `left` elements are left of the run.
+    """
+    if o == total - 1:
+        at = view.length - left + number
+        missing = (number < left) & (at >= split.reach)
+        x = gl.where(missing, gl.load(x_ptr + o.to(gl.int64) * view.length + at, mask=missing, other=0.0).to(x.dtype), x)
+    return x

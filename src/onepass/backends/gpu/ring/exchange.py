@@ -16,7 +16,7 @@ from onepass.backends.gpu.device.moments import DOWN, UP, inverse_deviation, joi
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .gluon import barrier, gl, jit
-from .reduce import PARTS, merge_warps, rows_of
+from .reduce import PARTS, elements_of, merge_warps, rows_of
 from .stress import late
 
 PUBLISH_WARPS = gl.constexpr(1)
@@ -108,7 +108,9 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
     j = gl.arange(0, BLOCK_J, COLUMN)
     count = view.reps.to(gl.float32) * view.run
-    n = rows_of(part, split.members, view.reps, mode.block_i) * view.run
+    if mode.folded:
+        count = view.length.to(gl.float32)
+    n = elements_of(part, split.members, view, mode)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
@@ -133,7 +135,7 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
         n_mean = n
         for first in range(mode.parts, split.members, mode.parts):
             more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
-            more = rows_of(first + part, split.members, view.reps, mode.block_i) * view.run
+            more = elements_of(first + part, split.members, view, mode)
             mean, m2, n_mean = join(mean, m2, n_mean, more_mean, more_m2, more, norm.centered)
         mean, m2 = merge(mean, m2, n_mean, count, 1, norm.centered)
         var = m2 / count

@@ -24,11 +24,11 @@ from onepass.backends.gpu.device.groups import Affine, Maps, Statistics
 from onepass.backends.gpu.team.launch import Exchange
 
 from .channel import Channel, acquire_to_read, acquire_to_write, release_block, release_to_writer
-from .elements import activated, as_float32
+from .elements import activated, as_float32, beyond_reach
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS, combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
-from .layouts import apply_layout
+from .layouts import apply_layout, single_layout
 from .parameters import fill, gain_and_term, keep
 from .reduce import PARTS, reduce
 from .stress import crowded, fenced, late, spare
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 @jit
 def ring_forward(
-    x_desc, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
+    x_desc, x_ptr, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
     norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
     """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingMode of ring/launch.py."""
@@ -88,8 +88,8 @@ def ring_forward(
     work = Work(team=team, member=member, units=units, blocks=blocks, again=again)
     gl.warp_specialize(
         [
-            (_apply, (ring, lines, y_ptr, affine, keep(affine, ring, mode), work, total, view, maps, split, norm, mode)),
-            (reduce, (ring, moments, work, view, split, norm, mode)),
+            (_apply, (ring, lines, x_ptr, y_ptr, affine, keep(affine, ring, mode), work, total, view, maps, split, norm, mode)),
+            (reduce, (ring, moments, x_ptr, work, total, view, split, norm, mode)),
             (publish, (moments, exchange, work, view, split, norm, mode)),
             (combine, (lines, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
             (_load, (x_desc, ring, work, view, split, mode)),
@@ -144,7 +144,11 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
     o, column = unit // split.spans, (unit % split.spans * mode.tiles + tile) * mode.block_j
     if mode.folded:
         o, column = unit * mode.tiles + tile, 0
-    row = o * view.reps + (work.member + block * split.members) * mode.block_i
+    row = o * view.reps
+    if mode.phased:  # rows overlap, so a column may be beyond the first block_j
+        start = o.to(gl.int64) * view.length
+        row, column = (start // mode.block_j).to(gl.int32), (start % mode.block_j).to(gl.int32)
+    row += (work.member + block * split.members) * mode.block_i
     acquire_to_write(ring, slot, phase)
     # A group's loads from this slot may still be in flight. The copy by the tensor memory accelerator takes another path
     # (proxy) to shared memory, and barriers do not order the two. Without the fence, the copy may overwrite what a load has
@@ -157,7 +161,7 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 
 
 @jit
-def _apply(ring, lines, y_ptr, affine, kept, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute and store y: first for the blocks that stayed in the ring, then for those that are loaded again."""
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
@@ -184,23 +188,24 @@ def _apply(ring, lines, y_ptr, affine, kept, work, total, view, maps, split, nor
                 if mode.tiles > 1:
                     mean, factor, term = _line(lines, line_at + tile * 4, BLOCK, mode)
                 first = (work.member + block * split.members) * mode.block_i
-                z = as_float32(x) - mean
                 if mode.folded:
                     o = unit * mode.tiles + tile
+                    left = view.length - first * mode.block_j  # elements of the run from the start of this block
+                    if mode.phased:
+                        if left < (mode.block_i + 2) * mode.block_j:
+                            x = beyond_reach(x, i * mode.block_j + j, x_ptr, o, left, total, view, split)
                     gain, shift = gain_and_term(kept, affine, maps, o, first, block, view, split, norm, mode, BLOCK)
-                    z = z * (factor * gain) + shift
-                    to = y_ptr + (o.to(gl.int64) * view.y_o + first.to(gl.int64) * mode.block_j) + (i * mode.block_j + j)
-                    there = (first + i < view.reps) & (o < total)
+                    z = _centered(x, mean, norm) * (factor * gain) + shift
+                    _store_run(y_ptr, activated(z, norm.activation), o, first, left, total, view, mode, BLOCK)
                 else:
-                    z = z * factor + term
+                    z = _centered(x, mean, norm) * factor + term
+                    y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
                     r, c = first + i, column + tile * mode.block_j + j
                     to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
-                    there = (r < view.reps) & (c < split.columns)
-                y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
-                if mode.ragged:
-                    gl.store(to, y, mask=there, cache_modifier=".cs")
-                else:
-                    gl.store(to, y, cache_modifier=".cs")
+                    if mode.ragged:
+                        gl.store(to, y, mask=(r < view.reps) & (c < split.columns), cache_modifier=".cs")
+                    else:
+                        gl.store(to, y, cache_modifier=".cs")
                 if mode.at_once == 2:
                     x = following
         at += here
@@ -208,6 +213,30 @@ def _apply(ring, lines, y_ptr, affine, kept, work, total, view, maps, split, nor
         late(mode.stress, "apply used", mode.warps)
         release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
+
+
+@jit
+def _centered(x, mean, norm: gl.constexpr):
+    x = as_float32(x)
+    if norm.centered:
+        x = x - mean
+    return x
+
+
+@jit
+def _store_run(y_ptr, y, o, first, left, total, view, mode: gl.constexpr, BLOCK: gl.constexpr):
+    """Store a block of a run whose first row is `first`. From there, `left` elements are left of the run."""
+    LAYOUT: gl.constexpr = single_layout(mode.block_j, mode.warps) if mode.single else BLOCK
+    y = y.to(y_ptr.dtype.element_ty)
+    if mode.single:
+        y = gl.convert_layout(y, LAYOUT)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
+    number = i * mode.block_j + gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, LAYOUT)), 0)
+    to = y_ptr + (o.to(gl.int64) * view.y_o + first.to(gl.int64) * mode.block_j) + number
+    if mode.ragged:
+        gl.store(to, y, mask=(number < left) & (o < total), cache_modifier=".cs")
+    else:
+        gl.store(to, y, cache_modifier=".cs")
 
 
 @jit

@@ -34,6 +34,7 @@ class RingView(NamedTuple):
     run: Stride
     y_o: Stride
     y_r: Stride
+    length: Length  # folded: elements of a run
 
 
 class RingSplit(NamedTuple):
@@ -42,6 +43,7 @@ class RingSplit(NamedTuple):
     spans: Count  # units for each o
     columns: Length  # columns (s, t) for each o
     channel_rows: Count  # folded: rows of a channel
+    reach: Count  # phased: how many elements of the last run the descriptor reaches
 
 
 class RingMode(NamedTuple):
@@ -60,6 +62,8 @@ class RingMode(NamedTuple):
     folded: bool  # the walk is folded: each tile is a set, and each row has parameters of its own
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
     differ: str  # folded: what parameters differ by, "element", "row" or "block"
+    phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
+    single: bool  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
 
@@ -77,6 +81,7 @@ class RingLaunch(SharedSetLaunch):
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
+    single: bool = False  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property
@@ -132,6 +137,24 @@ class RingLaunch(SharedSetLaunch):
         return power_of_two(max(self.sets, 2))
 
     @property
+    def phased(self) -> bool:
+        """Whether rows do not divide runs, so that a run may begin in the middle of a row."""
+        return bool(self.walk.folded % self.walk.run)
+
+    def _descriptor(self, dtype: torch.dtype) -> Descriptor:
+        """Return the descriptor of x. If runs begin in the middle of rows, its rows overlap: each has block_j elements of the next one."""
+        w, block = self.walk, (self.block_i, self.block_j)
+        if not self.phased:
+            return Descriptor(dtype, w.outer * w.reps, w.columns, w.x[1], block)
+        return Descriptor(dtype, w.outer * w.folded // w.run - 1, 2 * w.run, w.run, block)
+
+    @property
+    def _reach(self) -> int:
+        """How many elements of the last run the descriptor reaches."""
+        w = self.walk
+        return (w.outer * w.folded // w.run * w.run - (w.outer - 1) * w.folded) if self.phased else 0
+
+    @property
     def differ(self) -> str:
         """What the parameters of a folded walk differ by."""
         if not self.channel_rows:
@@ -142,7 +165,7 @@ class RingLaunch(SharedSetLaunch):
         w = self.walk
         rows = ceil(w.reps / self.block_i)
         even = rows % (2 * self.members) == 0 or (w.folded and self.tiles % 2 == 0)
-        pairs = not self.back and even  # two blocks can be applied at a time
+        pairs = not self.back and even and not self.single  # two blocks can be applied at a time
         last = w.outer % self.tiles if w.folded else w.columns % (self.tiles * self.block_j)
         return RingMode(
             self.block_i,
@@ -156,10 +179,12 @@ class RingLaunch(SharedSetLaunch):
             self.back,
             2 if pairs else 1,
             self.warps,
-            bool(w.reps % self.block_i or last),
-            w.folded,
+            bool(w.reps % self.block_i or last or self.phased),
+            bool(w.folded),
             rows // self.members if rows % self.members == 0 else 0,
             self.differ,
+            self.phased,
+            self.single,
             self.blocks_of_tile if self.kept else 0,
             stress,
         )
@@ -169,16 +194,17 @@ class RingLaunch(SharedSetLaunch):
         _, affine, stats = forward_pointers(problem, options)
         sets, columns = (self.tiles, self.tiles * w.run) if w.folded else (w.sets, w.columns)
         return (
-            Descriptor(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (self.block_i, self.block_j)),
+            self._descriptor(problem.dtype),
+            problem.dtype,
             problem.dtype,
             affine,
             stats,
             Exchange(torch.float32, torch.int32),
             float(problem.spec.eps),
             w.total,
-            RingView(w.reps, sets, w.run, *w.y[:2]),
+            RingView(w.reps, sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows),
+            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

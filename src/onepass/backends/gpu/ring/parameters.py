@@ -92,4 +92,7 @@ def _place(o, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexpr):
         t = ((r.to(gl.float32) + 0.5) * (1.0 / split.channel_rows)).to(gl.int32)
     else:
         t = r * mode.block_j + j
-    return Place(o=o, r=0, s=0, t=t, i_inside=r < view.reps, j_inside=j < mode.block_j)
+    inside = r < view.reps
+    if mode.phased:
+        inside = r * mode.block_j + j < view.length
+    return Place(o=o, r=0, s=0, t=t, i_inside=inside, j_inside=j < mode.block_j)

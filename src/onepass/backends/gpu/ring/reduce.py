@@ -6,10 +6,10 @@ which is a thread, sums up its own elements, whatever their columns. Warps merge
 (ring/exchange.py) merges the warps. Numbers such as (14) are equations of docs/theory.md.
 """
 
-from onepass.backends.gpu.device.moments import join, merge, update
+from onepass.backends.gpu.device.moments import DOWN, UP, join, merge, update
 
 from .channel import acquire_to_read, acquire_to_write, release_block, release_to_readers
-from .elements import as_float32
+from .elements import as_float32, beyond_reach
 from .gluon import gl, jit
 from .layouts import apply_layout, lane_layout, reduce_layout
 from .stress import crowded, late
@@ -18,10 +18,10 @@ PARTS = gl.constexpr(3)  # what a warp sends to `publish` for each tile of a fol
 
 
 @jit
-def reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+def reduce(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute the moments of each tile, for `publish`. Release each block that will be loaded again."""
     if mode.folded:
-        _reduce_runs(ring, moments, work, view, split, norm, mode)
+        _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm, mode)
     else:
         _reduce_columns(ring, moments, work, view, split, norm, mode)
 
@@ -61,7 +61,7 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
 
 
 @jit
-def _reduce_runs(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute mean, M2 and number of the elements that each warp has of a tile."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
@@ -70,13 +70,12 @@ def _reduce_runs(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.
     WIDE: gl.constexpr = mode.block_j // EACH  # lanes of a row
     HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
     ROWS: gl.constexpr = mode.block_i // HIGH  # rows of a lane
-    COUNT: gl.constexpr = ROWS * EACH
     LANE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(3, LANES))
-    lane_i = gl.expand_dims(gl.arange(0, HIGH, gl.SliceLayout(1, LANE)), 1)
-    i = _rows(ROWS, HIGH, LANES)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     at = 0
     turn = 0
-    for _unit in range(work.team, work.units, split.teams):
+    for unit in range(work.team, work.units, split.teams):
         for tile in range(mode.tiles):
             mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
             m2 = gl.zeros([HIGH, WIDE], gl.float32, LANE)
@@ -84,30 +83,29 @@ def _reduce_runs(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
                 x = gl.convert_layout(gl.reshape(x, [ROWS, HIGH, WIDE, EACH]), LANES)
-                left = view.reps - (work.member + block * split.members) * mode.block_i  # rows from the start of this block
-                more = gl.full([HIGH, WIDE], COUNT, gl.float32, LANE)  # elements of a lane
-                if mode.ragged:
-                    x = gl.where(i < left, x, 0.0)
-                    rows = gl.minimum(gl.maximum((left - lane_i + HIGH - 1) // HIGH, 0), ROWS)
-                    more = more * (rows.to(gl.float32) * (1.0 / ROWS))
+                left = view.length - (work.member + block * split.members) * (mode.block_i * mode.block_j)
+                more = gl.full([HIGH, WIDE], ROWS * EACH, gl.float32, LANE)  # elements of a lane
                 lane_mean = mean
-                if norm.centered:
-                    lane_mean = _sum(x * (1.0 / COUNT))  # COUNT is a power of two, so this loses no digit and does not overflow
-                    if mode.ragged:
-                        lane_mean = lane_mean * (COUNT / gl.maximum(more, 1.0))
-                    x = x - gl.expand_dims(gl.expand_dims(lane_mean, 0), 3)
-                    if mode.ragged:
-                        x = gl.where(i < left, x, 0.0)
+                if mode.ragged:
+                    if left < (mode.block_i + 2) * mode.block_j:  # the end of a run is near
+                        number = gl.convert_layout(gl.reshape(i * mode.block_j + j, [ROWS, HIGH, WIDE, EACH]), LANES)
+                        if mode.phased:
+                            x = beyond_reach(x, number, x_ptr, unit * mode.tiles + tile, left, total, view, split)
+                        x, lane_mean, more = _end_of_run(x, number < left, norm)
+                    else:
+                        x, lane_mean = _centered(x, more, norm, mean)
+                else:
+                    x, lane_mean = _centered(x, more, norm, mean)
                 mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
                 at += 1
             mean, m2, n = _by_warps(mean, mode.warps), _by_warps(m2, mode.warps), _by_warps(n, mode.warps)
-            total = gl.sum(n, 1, keep_dims=True)
-            mean, m2 = merge(mean, m2, n, gl.maximum(total, 1.0), 1, norm.centered)
+            count = gl.sum(n, 1, keep_dims=True)
+            mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
             _acquire(moments, turn, mode)
             first = turn % 2 * PARTS
             moments.buffer.index(first).store(gl.reshape(mean, [mode.warps]))
             moments.buffer.index(first + 1).store(gl.reshape(m2, [mode.warps]))
-            moments.buffer.index(first + 2).store(gl.reshape(total, [mode.warps]))
+            moments.buffer.index(first + 2).store(gl.reshape(count, [mode.warps]))
             release_to_readers(moments, turn % 2)
             turn += 1
 
@@ -150,12 +148,20 @@ def _sum(x):
 
 
 @jit
-def _rows(ROWS: gl.constexpr, HIGH: gl.constexpr, LANES: gl.constexpr):
-    """Return the row of each element of a block of shape [ROWS, HIGH, WIDE, EACH]."""
-    THREADS: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, LANES))
-    first = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(1, THREADS)), 1) * HIGH
-    row = first + gl.expand_dims(gl.arange(0, HIGH, gl.SliceLayout(0, THREADS)), 0)
-    return gl.expand_dims(gl.expand_dims(row, 2), 3)
+def _centered(x, n, norm: gl.constexpr, mean):
+    """Return x minus the mean of its lane, and that mean; without `centered`, x and `mean`. Each lane has n elements."""
+    if norm.centered:
+        mean = _sum(x * DOWN) / n * UP
+        x = x - gl.expand_dims(gl.expand_dims(mean, 0), 3)
+    return x, mean
+
+
+@jit
+def _end_of_run(x, inside, norm: gl.constexpr):
+    """As `_centered`, for a block of which only some elements are `inside` the run. Return the number of these, too."""
+    n = _sum(gl.where(inside, 1.0, 0.0))
+    x, mean = _centered(gl.where(inside, x, 0.0), gl.maximum(n, 1.0), norm, n)
+    return gl.where(inside, x, 0.0), mean, n
 
 
 @jit
@@ -174,3 +180,13 @@ def rows_of(member, members, reps, BLOCK_I: gl.constexpr):
     mine = blocks // members + gl.where(member < blocks % members, 1, 0)
     missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK_I - reps, 0)
     return gl.where(member < members, mine * BLOCK_I - missing, 0).to(gl.float32)
+
+
+@jit
+def elements_of(member, members, view, mode: gl.constexpr):
+    """Return how many elements of a set a member has."""
+    n = rows_of(member, members, view.reps, mode.block_i) * view.run
+    if mode.phased:  # the last row is shorter
+        last = ((view.reps + mode.block_i - 1) // mode.block_i - 1) % members
+        n -= gl.where(member == last, view.reps * view.run - view.length, 0).to(gl.float32)
+    return n

@@ -69,9 +69,9 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
             return [f"a set is one run of fewer than {SHORTEST} elements, which `row` reads"]
         folded = _folded(problem, w)
         if folded is None:
-            return [f"a set is one run, which cannot be read as rows of {FOLDS[-1]} elements or more"]
+            return [f"a set is one run, whose channels cannot be read as rows of {FOLDS[-1]} elements or more"]
         w = folded
-    if not w.dense or (w.outer > 1 and w.x[0] != w.reps * w.x[1]):
+    if not w.dense or (w.outer > 1 and w.x[0] != (w.folded or w.reps * w.x[1])) or (w.folded and w.y[0] != w.x[0]):
         reasons.append("one descriptor cannot describe x: its rows are not evenly spaced, or its columns not contiguous")
     if w.x[1] < w.columns:
         reasons.append("one descriptor cannot describe x: its rows overlap")
@@ -145,13 +145,13 @@ def _folded(problem: NormProblem, w: Walk) -> Walk | None:
     A channel must begin at the start of a row, so that elements need no division to find their parameters.
     """
     channel = _channel(problem, w)
-    width = next((width for width in FOLDS if w.run % width == 0 and (channel == 1 or channel % width == 0)), 0)
-    return fold(w, width) if width and channel and w.sets == 1 and w.run < 2**20 * width else None
+    width = FOLDS[0] if channel in (1, w.run) else next((width for width in FOLDS if channel and channel % width == 0), 0)
+    return fold(w, width) if width and w.sets == 1 and w.run < 2**20 * width else None
 
 
 def _channel(problem: NormProblem, w: Walk) -> int:
     """Return how many elements of a run have the same parameters, or 0 if scale and shift differ from weight and bias in this."""
-    found = {p.channel_run if p.d else w.run for _, p in maps(problem, w)}
+    found = {p.channel_run for _, p in maps(problem, w) if p.d}
     return w.run if not found else found.pop() if len(found) == 1 else 0
 
 
@@ -160,6 +160,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
     size, by_o, channel = problem.dtype.itemsize, axis_mask(w.param, w) & AXIS_O, _channel(problem, walk(problem))
     shared = channel == 1 and not by_o  # all o share the parameters of each element
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
+    single = w.folded * size % 16 != 0  # then blocks pass through shared memory once more before they are stored
     for slot in (SLOT, SLOT // 2):
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
@@ -167,7 +168,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
         sizes = {_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}
         for members, tiles, kept in product(sizes, OUTERS, (True, False)):
             blocks = ceil(rows / members)
-            reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters
+            reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters + (block * size if single else 0)
             slots = min((device.shared - reserved) // (block * size), 32)
             fits = tiles * blocks <= slots
             if slots < BACK + SPARE + 2 or (tiles > 1 and not fits) or (kept and not parameters):
@@ -186,7 +187,8 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
                 slots=slots if fits else slots - BACK,
                 keep=slots if fits else slots - BACK - SPARE,
                 back=0 if fits else BACK,
-                channel_rows=channel // w.run if channel > 1 else 0,
+                channel_rows=ceil(channel / w.run) if channel > 1 else 0,
+                single=single,
                 kept=kept,
             )
 
