@@ -178,8 +178,7 @@ def fastest(
     """
     w = walk(problem)
     found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
-    best = min(found, key=lambda launch: time(problem, launch, device))
-    best = replace(best, walk=replace(best.walk, total=w.total))
+    best = replace(min(found, key=lambda launch: time(problem, launch, device)), walk=w)
     return (replace(best, programs=team_programs(best.units, best.members, device, best.programs_per_sm)),)
 
 
