@@ -27,6 +27,8 @@ CASES = [
     Case("rms_norm", (6, 40)),
     Case("rms_norm", (6, 40), affine="none"),
     Case("rms_norm", (6, 40), residual=True),
+    Case("layer_norm", (4, 6, 8), residual=True, modulate=True, activation="silu"),
+    Case("group_norm", (2, 8, 5, 5), "channels_last", groups=4, residual=True),
     Case("group_norm", (2, 8, 5, 5), groups=4, activation="silu"),
     Case("group_norm", (2, 8, 5, 5), "channels_last", groups=4, activation="silu"),
     Case("instance_norm", (3, 4, 7)),

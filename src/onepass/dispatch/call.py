@@ -23,8 +23,8 @@ from . import library  # noqa: F401, registers the ops
 from .autograd import Update, apply_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
 from .packed import extras_norm, plain_norm
-from .recent import find_recent, key_of, note, recall
-from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, in_plain_context, jit_tracing, route
+from .recent import find_recent, key_of, note
+from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
 
 
 def normalize(
@@ -122,15 +122,19 @@ def normalize_known(
     Return None, and change nothing, if `normalize_with` has not run a call of this kind. Do the same if the call fails: the caller then
     calls `normalize_with`, which raises a better error.
     """
-    if not in_plain_context():
+    # As in `normalize`, functions are written out here.
+    if compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0:
         return None
     operands = x, weight, bias, residual, scale, shift
     try:
-        key = key_of(define, args, x, weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift)
+        key = (
+            define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape,
+            weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift,
+        )  # fmt: skip
         different = operands[:-1] if scale is shift else operands  # `same_as` needs different objects
-        launch = recall(key, different)
-        if launch is not None:
-            return launch(*operands)
+        for same, launch in find_recent(key, ()):
+            if same(*[t for t in different if t is not None]):
+                return launch(x, weight, bias, residual, scale, shift)
         if route(*operands) is not DIRECT:
             return None
         launchers = find(_extras_kind(define, args, *operands))

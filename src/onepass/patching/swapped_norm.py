@@ -72,10 +72,15 @@ class NormRecipe:
         Under torch.compile, the original forward is traced, and a graph pass decides which norms onepass computes
         (dispatch/compiled_choice.py).
         """
-        forward = original_when_compiling(_SwappedNorm._onepass_forward, original.forward)
+        usual = _USUAL.get(self.like) if self == NormRecipe(self.like) and issubclass(original, (nn.LayerNorm, nn.GroupNorm)) else None
+        forward = original_when_compiling(usual or _SwappedNorm._onepass_forward, original.forward)
         guards = Guards.make(self.guarded, self.child_classes, self.unsupported_ranks, self.unsupported_dtypes)
-        made = {"extra_repr": original.extra_repr, "forward": forward, "_guards": guards, "_read": staticmethod(self.reader())}
+        made = {"extra_repr": original.extra_repr, "forward": forward, "_made_forward": forward, "_guards": guards}
+        made["_read"] = staticmethod(self.reader())
         made["_limited"] = self.normalizes_rows and self.autocast
+        made["_function"] = staticmethod(_FUNCTIONS.get(self.like, self.like.forward))
+        if usual is _usual_layer_norm:
+            made["_onepass_add"] = _usual_add_layer_norm
         if issubclass(self.like, nn.modules.batchnorm._BatchNorm):
             use_twins()  # so that torch.fx can fold this norm into a convolution
             made["_twin_class"] = original
@@ -114,6 +119,7 @@ class _SwappedNorm(nn.Module):
     _recipe: NormRecipe
     _guards: Guards | None
     _read: Callable[[nn.Module], tuple[Any, Any, Any]]
+    _made_forward: Callable[..., Any]  # the forward of the class, as `patch` made it
     _limited: bool  # whether small tensors run the original forward in eager training on a GPU
 
     def _onepass_forward(self, *args: Any, activation: str | None = None, residual: Tensor | None = None, **kwargs: Any) -> Any:
@@ -140,6 +146,19 @@ class _SwappedNorm(nn.Module):
             return self._normalize(x, activation, residual)
         total = x + residual
         return self._normalize(total, activation), total
+
+    def _onepass_add(self, x: Tensor, residual: Tensor) -> Any:
+        """As `_onepass_forward(x, residual=residual)`, in fewer steps if both are plain tensors of the same shape and dtype."""
+        if (
+            x.shape != residual.shape
+            or x.dtype != residual.dtype
+            or x.is_nested
+            or x.is_complex()
+            or (x.requires_grad and self._limited and _original_is_faster(x))
+            or (self._guards and self._guards.fail(self, x))
+        ):
+            return self._onepass_forward(x, residual=residual)
+        return self._normalize(x, self._recipe.activation, residual)
 
     def _call_original(self, x: Tensor, activation: str | None, residual: Tensor | None) -> Any:
         """Run the original forward, and compute the fused sum before it (`residual`) or the fused activation after it.
@@ -171,14 +190,16 @@ class _RunningStatsNorm(_SwappedNorm):
 class _FunctionalNorm(_SwappedNorm):
     """A patched LayerNorm, RMSNorm, LayerNorm2d or GroupNorm. It calls a function of `onepass.functional`."""
 
+    _function: Callable[..., Any]  # one of _FUNCTIONS
+
     def _normalize(self, x: Tensor, activation: str | None, residual: Tensor | None = None) -> Any:
         recipe, (weight, bias, eps) = self._recipe, self._read(self)
         if recipe.result and weight is not None and weight.dtype != x.dtype:
             return self._normalize_mixed(x, residual, weight, bias, eps, activation)
         if recipe.autocast or not torch.is_autocast_enabled(x.device.type):
-            return _FUNCTIONS[recipe.like](self, x, residual, weight, bias, eps, activation)
+            return self._function(self, x, residual, weight, bias, eps, activation)
         with torch.autocast(x.device.type, enabled=False):  # the original forward ignores autocast
-            return _FUNCTIONS[recipe.like](self, x, residual, weight, bias, eps, activation)
+            return self._function(self, x, residual, weight, bias, eps, activation)
 
     def _normalize_mixed(
         self, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, activation: str | None
@@ -195,25 +216,21 @@ class _FunctionalNorm(_SwappedNorm):
         if not (dtype == x.dtype and x.dtype in HALF_DTYPES and weight.dtype == torch.float32):
             x, weight, bias = x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
         with torch.autocast(x.device.type, enabled=False):
-            y = _FUNCTIONS[recipe.like](self, x, None, weight, bias, eps, activation).to(dtype)
+            y = self._function(self, x, None, weight, bias, eps, activation).to(dtype)
         return y if residual is None else (y, total)
 
 
-def _shape(module: Any, x: Tensor, weight: Tensor | None) -> tuple[int, ...]:
-    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-        return module.normalized_shape
-    return tuple(x.shape[-1:] if weight is None else weight.shape)
-
-
 def _layer_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias, eps: float, activation: str | None) -> Any:
-    shape, offset = _shape(module, x, weight), module._recipe.weight_offset
+    offset = module._recipe.weight_offset
+    shape = module.normalized_shape if isinstance(module, nn.LayerNorm) else tuple(x.shape[-1:] if weight is None else weight.shape)
     if residual is None:
         return F.layer_norm(x, shape, weight, bias, eps, activation=activation, weight_offset=offset)
     return F.add_layer_norm(x, residual, shape, weight, bias, eps, activation=activation, weight_offset=offset)
 
 
 def _rms_norm(module: Any, x: Tensor, residual: Tensor | None, weight, bias: None, eps: float | None, activation: str | None) -> Any:
-    shape, offset = _shape(module, x, weight), module._recipe.weight_offset
+    offset = module._recipe.weight_offset
+    shape = module.normalized_shape if isinstance(module, nn.RMSNorm) else tuple(x.shape[-1:] if weight is None else weight.shape)
     if residual is None:
         return F.rms_norm(x, shape, weight, eps, activation=activation, weight_offset=offset)
     return F.add_rms_norm(x, residual, shape, weight, eps, activation=activation, weight_offset=offset)
@@ -234,4 +251,42 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
     onepass_nn.RMSNorm: _rms_norm,
     onepass_nn.LayerNorm2d: _layer_norm2d,
     onepass_nn.GroupNorm: _group_norm,
+}
+
+
+# The usual calls of nn.LayerNorm and nn.GroupNorm, in few steps: in a model, where much else runs between two norms, each function
+# that Python enters takes about 2 µs on a Neoverse N1, three times as long as in a loop (2026-11-17). `_onepass_forward` is for all calls.
+
+
+def _usual_layer_norm(self: Any, *args: Any, activation: str | None = None, **others: Any) -> Any:
+    if len(args) == 1 and not others and type(args[0]) is Tensor:
+        x, params = args[0], self._parameters
+        if "weight" in params and "bias" in params and not (
+            x.is_nested or x.is_complex() or (x.requires_grad and self._limited and _original_is_faster(x))
+        ):  # fmt: skip
+            return F.layer_norm(x, self.normalized_shape, params["weight"], params["bias"], self.eps, activation=activation)
+    return self._onepass_forward(*args, activation=activation, **others)
+
+
+def _usual_add_layer_norm(self: Any, x: Tensor, residual: Tensor) -> Any:
+    params = self._parameters
+    if (
+        x.shape == residual.shape and x.dtype == residual.dtype and "weight" in params and "bias" in params
+        and not (x.is_nested or x.is_complex() or (x.requires_grad and self._limited and _original_is_faster(x)))
+    ):  # fmt: skip
+        return F.add_layer_norm(x, residual, self.normalized_shape, params["weight"], params["bias"], self.eps)
+    return self._onepass_forward(x, residual=residual)
+
+
+def _usual_group_norm(self: Any, *args: Any, activation: str | None = None, **others: Any) -> Any:
+    if len(args) == 1 and not others and type(args[0]) is Tensor:
+        x, params = args[0], self._parameters
+        if "weight" in params and "bias" in params and not (x.is_nested or x.is_complex()):
+            return F.group_norm(x, self.num_groups, params["weight"], params["bias"], self.eps, activation=activation)
+    return self._onepass_forward(*args, activation=activation, **others)
+
+
+_USUAL: dict[type[nn.Module], Callable[..., Any]] = {
+    onepass_nn.LayerNorm: _usual_layer_norm,
+    onepass_nn.GroupNorm: _usual_group_norm,
 }

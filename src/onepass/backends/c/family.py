@@ -73,6 +73,21 @@ class C(Family):
 
         return minimal.infer(problem)
 
+    def infer_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor | None]] | None:
+        from . import extras
+
+        return extras.infer_extras(problem)
+
+    def train_extras(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
+        from . import extras
+
+        return extras.train_extras(problem)
+
+    def train_extras_backward(self, problem: NormProblem, launches: Launches) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        from . import extras
+
+        return extras.train_extras_backward(problem)
+
     def track(self, problem: NormProblem, launches: Launches) -> Tracking | None:
         from . import minimal
 

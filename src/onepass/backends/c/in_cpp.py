@@ -1,4 +1,4 @@
-"""Makes launchers in C++ that do the same as the Python launchers of minimal.py. This file only describes them.
+"""Makes launchers in C++ that do the same as the Python launchers of minimal.py and extras.py. This file only describes them.
 
 backends/front_door.py passes the descriptions to the C++ code. `careful` is the Python launcher, which handles unusual calls.
 """
@@ -26,18 +26,25 @@ FIELDS = (
     "dy", "dsum", "dx", "dweight", "dbias", "dscale", "dshift", "c1", "c2",
 )  # fmt: skip
 FORWARD, TRACK, BACKWARD = range(3)
+PARAMETERS = "weight", "bias", "scale", "shift"
 PARAMETER = Layout(contiguous=True)
+EXTRAS = "residual", "scale", "shift"
 
 
-def described_forward(call: Call, careful: Callable[..., Any], train: bool, tracks: bool = False) -> Launcher | None:
+def described_forward(call: Call, careful: Callable[..., Any], train: bool, tracks: bool = False, extras: bool = False) -> Launcher | None:
     """Return the launcher of `infer`, `train_forward`, `track` or `train_track` in C++, or None if the front door is closed.
 
-    `train` and `tracks` choose which of the four: `track` is the one with `tracks` only, `train_track` the one with both.
+    `train` and `tracks` choose which of the four: `track` is the one with `tracks` only, `train_track` the one with both. With
+    `extras`, it is the launcher of `infer_extras` or `train_extras`.
     """
     problem, library = call.problem, call.library
     statistic = Layout(problem.stat_stride, problem.stat_shape, torch.float32)
-    inputs = {"x": Layout()} | _parameters(problem)
-    fields, outputs, copies = {name: At(name) for name in inputs}, {"y": New(problem.shape, problem.y_stride, problem.dtype)}, []
+    inputs = dict.fromkeys(("x", "residual"), Layout(problem.stride)) if problem.addends else {"x": Layout()}
+    inputs |= _parameters(problem)
+    outputs = {"y": New(problem.shape, problem.y_stride, problem.dtype)}
+    if problem.addends:
+        outputs["sum"] = New(problem.shape, problem.stride, problem.dtype)
+    fields, copies = {name: At(name) for name in (*inputs, *outputs)}, []
     running = ("mean", "var") if problem.given else ("running_mean", "running_var")
     if train:
         outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
@@ -52,11 +59,10 @@ def described_forward(call: Call, careful: Callable[..., Any], train: bool, trac
         fields |= {name: At(name) for name in given}
     if tracks:
         inputs |= dict.fromkeys(running, Layout((1,), problem.stat_shape, torch.float32))
-    fields["y"] = At("y")
     step = CStep(
         TRACK if tracks else FORWARD,
         _address(library.track if tracks else library.forward),
-        call.packed(problem.given, False),
+        call.packed(problem.given, bool(problem.addends)),
         _tensors(fields),
         None if call.small else library.threads,
         copies,
@@ -64,23 +70,30 @@ def described_forward(call: Call, careful: Callable[..., Any], train: bool, trac
         (At(running[0]), At(running[1])) if tracks else (None, None),
         5 if tracks else -1,
     )
-    more = running if tracks or problem.given or not train else ()
+    more = EXTRAS if extras else running if tracks or problem.given or not train else ()
     arguments = "x", "weight", "bias", *more, *["momentum"] * tracks
     returned = ("y", "statistics") if train else "y"
+    if extras:
+        returned = "y", *["statistics"] * train, "sum" if problem.addends else None
     return launcher(careful, -1, arguments, inputs, outputs, on_cpu, returned, c_step=step, changed=running if tracks else ())
 
 
 def described_backward(
-    call: Call, careful: Callable[..., Any], needs: tuple[bool, ...], weight: Tensor | None, bias: Tensor | None
+    call: Call, careful: Callable[..., Any], needs: tuple[bool, ...], params: Sequence[Tensor | None], dsum: bool | None = None
 ) -> Launcher:
     """Return the launcher of `train_backward` in C++, or one in Python if the front door is closed.
 
-    `needs` says which of dx, dweight and dbias are computed. Only the shapes and dtypes of weight and bias are read here.
+    `params` are weight and bias, then scale and shift if it is the launcher of `train_extras_backward`. Only their shapes and dtypes are
+    read here. `needs` says whether dx and the gradient of each parameter are computed. `dsum` says whether that gradient is there; it is
+    None for `train_backward`, whose launcher does not take it.
     """
     problem, second = call.problem, 4 * packed_stride(call.problem)[0]
     inputs = {"dy": Layout(), "x": Layout()} | _parameters(problem) | {"statistics": Layout()}
+    if dsum:
+        inputs["dsum"] = Layout(problem.y_stride, dtype=problem.dtype)
     outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)} if needs[0] else {}
-    for name, param, needed in (("dweight", weight, needs[1]), ("dbias", bias, needs[2])):
+    names = [f"d{name}" for name, _ in zip(PARAMETERS, params)]
+    for name, param, needed in zip(names, params, needs[1:]):
         if param is not None and needed:
             outputs[name] = New(tuple(param.shape), contiguous_stride(tuple(param.shape)), param.dtype)
     fields = {name: At(name) for name in (*inputs, *outputs) if name != "statistics"}
@@ -88,8 +101,8 @@ def described_backward(
     fields["rstd"] = At("statistics", second)
     threads, packed = None if call.small else call.library.threads, call.packed(problem.given, False)
     step = CStep(BACKWARD, _address(call.library.backward), packed, _tensors(fields), threads)
-    arguments = "dy", "x", "weight", "bias", "statistics"
-    returned = [name if name in outputs else None for name in ("dx", "dweight", "dbias")]
+    arguments = "dy", "x", "weight", "bias", "statistics", *([] if dsum is None else ["scale", "shift", "dsum"])
+    returned = [name if name in outputs else None for name in ("dx", *names)]
 
     def with_needs(*tensors: Tensor | None) -> Any:
         return careful(*tensors, needs)
@@ -99,7 +112,7 @@ def described_backward(
 
 
 def _parameters(problem: Any) -> dict[str, Layout]:
-    return {name: PARAMETER for name in ("weight", "bias") if getattr(problem, name) is not None}
+    return {name: PARAMETER for name in PARAMETERS if getattr(problem, name) is not None}
 
 
 def _tensors(fields: dict[str, At]) -> Sequence[At | None]:

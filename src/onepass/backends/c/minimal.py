@@ -195,7 +195,7 @@ def train_backward(problem: NormProblem) -> TrainingBackward | None:
         return dx, dweight, dbias
 
     def prepare(dy, x, weight: Tensor | None, bias: Tensor | None, statistics, needs: tuple[bool, ...]) -> Launcher:
-        return described_backward(call, launch, needs, weight, bias)
+        return described_backward(call, launch, needs, (weight, bias))
 
     return ByNeeds(prepare) if FrontDoor.launcher else launch
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onepass.patching.class_swap import Swapped
 from onepass.patching.guards import has_global_hooks, has_hooks, signature_of
 from onepass.patching.swapped_norm import ACTIVATIONS, ONEPASS_CLASSES, NormRecipe
-from onepass.patching.under_compile import compiling, original_when_compiling
+from onepass.patching.under_compile import compiling, current_compiler, fx, original_when_compiling
 
 from .rewriting import Place, rewrite
 
@@ -63,12 +63,17 @@ def _can_activate_now(norm: nn.Module) -> bool:
     """Return whether a norm can also compute an activation now: it has no activation and no hooks, and its forward is ours."""
     recipe = getattr(norm, "_recipe", None)
     can_activate = recipe.activation is None if isinstance(recipe, NormRecipe) else is_onepass_without_activation(norm)
-    return can_activate and not has_hooks(norm) and not _has_own_forward(norm)
+    return can_activate and _runs_own_class(norm)
 
 
-def _has_own_forward(norm: nn.Module) -> bool:
-    """Return whether a norm has a `forward` that is not of its class. It may not know our arguments `activation` and `residual`."""
-    return "forward" in norm.__dict__
+def _runs_own_class(norm: nn.Module) -> bool:
+    """Return whether a call of a norm runs the forward of its class, and no hooks.
+
+    A forward that was set on the module may not know our arguments `activation` and `residual`.
+    """
+    own = norm.__dict__  # `has_hooks` is written out here, because fused models call this function often
+    hooks = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not hooks and "forward" not in own
 
 
 def is_onepass_without_activation(module: Any) -> bool:
@@ -114,9 +119,12 @@ class _FusedBlock(nn.Module):
 
     def _onepass_add_norm(self, norm: Any, x: Any, residual: Any) -> tuple[Any, Any]:
         """Return `norm(x + residual)` and `x + residual`."""
-        unchanged = isinstance(norm, Swapped) and not has_hooks(norm) and not _has_own_forward(norm)
-        if not compiling() and unchanged and not has_global_hooks():
+        if not compiling() and isinstance(norm, Swapped) and _runs_own_class(norm) and not has_global_hooks():
             # Without hooks, a call of the module does no more than this, and takes longer.
+            made: Any = type(norm)
+            usual = type(x) is type(residual) is Tensor and made.forward is made._made_forward and not norm._compiled_call_impl
+            if usual and current_compiler() is None and not fx["_is_fx_tracing_flag"]:
+                return made._onepass_add(norm, x, residual)
             return (norm if norm._compiled_call_impl else norm.forward)(x, residual=residual)
         total = x + residual
         return norm(total), total
