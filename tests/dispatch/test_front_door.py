@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass.functional as O
 from onepass.backends.front_door import ByNeeds
-from onepass.dispatch import front_door, packed
+from onepass.dispatch import front_door, packed, recent
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
 
@@ -285,3 +285,40 @@ def test_a_residual(used, needed, device, door):
             parts = {"y": [y], "sum": [total], "both": [y, total]}[used]
             found.append(torch.autograd.grad(torch.stack([part.square().sum() for part in parts]).sum(), wanted, allow_unused=True))
         torch.testing.assert_close(*found)
+
+
+def _recent_launchers():
+    return [launch for variants in recent._recent.values() for _, launch in variants]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", ["plain", "residual", "modulate"])
+def test_later_training_calls_run_in_cpp(norm, device):
+    """The first calls run in Python. Those that follow give the same outputs, gradients and graphs without it."""
+    x, residual, scale, shift = (torch.randn(2, 5, C, device=device, requires_grad=True) for _ in range(4))
+    scale, shift = (t.detach()[:, 0].clone().requires_grad_() for t in (scale, shift))
+    weight, bias = (torch.nn.Parameter(torch.randn(C, device=device)) for _ in range(2))
+    call, inputs = {
+        "plain": (lambda: O.layer_norm(x, (C,), weight, bias), [x, weight, bias]),
+        "residual": (lambda: O.add_layer_norm(x, residual, (C,), weight, bias), [x, residual, weight, bias]),
+        "modulate": (lambda: O.layer_norm(x, (C,), weight, bias, modulate=(scale, shift)), [x, weight, bias, scale, shift]),
+    }[norm]
+    recent.forget_recent()
+    found = []
+    for number in range(4):
+        outputs = call()
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        assert number == 0 or all(type(y.grad_fn).__name__ == "OnepassNormBackward" for y in outputs)
+        found.append([*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(y) for y in outputs])])
+    assert any(getattr(launch, "__name__", "") == "trained" for launch in _recent_launchers())
+    for again in found[1:]:
+        assert all(map(torch.equal, again, found[0]))
+
+
+def test_a_sum_of_constants_needs_no_gradient():
+    x, residual, weight = torch.randn(6, C), torch.randn(6, C), torch.nn.Parameter(torch.ones(C))
+    for _ in range(3):
+        y, total = O.add_layer_norm(x, residual, (C,), weight)
+        assert y.requires_grad and not total.requires_grad
+        y.sum().backward()
+    assert weight.grad is not None

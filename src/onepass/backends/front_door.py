@@ -31,6 +31,7 @@ class FrontDoor:
     launcher: Callable[[dict[str, Any]], Launcher] | None = None
     memory: Any = None  # a function that returns a new, empty list of backwards (c/src/front_door/remembered.h)
     remember: Callable[..., None] | None = None  # adds a backward to such a list
+    trained: Callable[[dict[str, Any]], Callable[..., Any]] | None = None  # returns a norm with gradients (c/src/front_door/trained.h)
 
 
 class New(NamedTuple):

@@ -22,7 +22,7 @@ from onepass.planning.options import batch_invariant, options_in_context
 from . import library  # noqa: F401, registers the ops
 from .autograd import Update, apply_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
-from .packed import extras_norm, plain_norm
+from .packed import extras_norm, plain_norm, trained_norm
 from .recent import find_recent, key_of, note
 from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
 
@@ -84,9 +84,11 @@ def _normalize_checked(
             launchers = prepare(kind, problem, x.device, weight, bias)
         if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias) if t is not None]:
             launch = _training(launchers)
+            y = launch(*operands)
+            launch = trained_norm(launchers) or launch
         else:
             launch = launchers.infer
-        y = launch(*operands)
+            y = launch(*operands)
     except ZeroTensor:
         return _by_spec(OP, define(x, weight, bias, *args), (*operands, *NO_OPTIONAL), False, None).y
     except (RuntimeError, TypeError):
@@ -142,9 +144,11 @@ def normalize_known(
             return None
         if grad_enabled() and True in [t.requires_grad for t in operands if t is not None]:
             launch = _training_with_extras(launchers)
+            found = launch(*operands)
+            launch = trained_norm(launchers) or launch
         else:
             launch = launchers.infer_extras
-        found = launch(*operands)
+            found = launch(*operands)
         note(key, different, launch)
         return found
     except (RuntimeError, TypeError):  # TypeError: an argument cannot be hashed

@@ -52,7 +52,7 @@ def open_now() -> str:
 def close() -> None:
     """Close the front door: Python does the work from now on. For tests and comparisons."""
     State.started, State.reason = True, "it was closed"
-    Node.apply, FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = Node.in_python, None, None, None
+    Node.apply, FrontDoor.launcher, FrontDoor.trained, FrontDoor.remember, FrontDoor.memory = Node.in_python, None, None, None, None
     _tell()
 
 
@@ -89,7 +89,7 @@ def _open(may_compile: bool) -> bool:
     try:
         module = front_door.load(may_compile)
         FrontDoor.launcher, FrontDoor.remember, FrontDoor.memory = module.launcher, module.remember, module.memory
-        Node.apply = module.apply
+        FrontDoor.trained, Node.apply = module.trained, module.apply
         State.reason = ""
     except Exception as error:  # such as a library that does not fit this torch: Python can still do the work
         State.reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"

@@ -7,14 +7,16 @@ earlier backward, `was_checked` makes it, with functions of recent.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from onepass.backends.front_door import FrontDoor
 from onepass.check.saved import PACKED_SAVED_NAMES, as_saved, check_gradient, signatures
 from onepass.core.memory import ZeroTensor
 from onepass.core.operands import Gradients, Needs, SavedTensors
@@ -44,6 +46,42 @@ def tracking_norm(launchers: Launchers, running: Running, x: Tensor, weight: Ten
 def extras_norm(launchers: Launchers, *operands: Tensor | None) -> Any:
     """As `plain_norm`, with the operands x, weight, bias, residual, scale and shift. Return y, or (y, x + residual)."""
     return Node.apply(_extras_forward, _extras_backward, launchers, *operands)
+
+
+def trained_norm(launchers: Launchers) -> Callable[..., Any] | None:
+    """Return a norm with gradients in C++, or None if there is none. Some call must have run in Python before.
+
+    Without a residual or a modulation, it is (x, weight, bias, mean, var) -> y, like `plain_norm`. Otherwise it is (x, weight, bias,
+    residual, scale, shift) -> (y, x + residual), like `extras_norm`.
+    """
+    problem = launchers.problem
+    adds, extras = bool(problem.addends), bool(problem.addends or problem.scale or problem.shift)
+    launch = launchers.train_extras if extras else launchers.train_forward
+    if FrontDoor.trained is None or not isinstance(launch, BuiltinFunctionType) or launchers.packed is None:
+        return None
+    bias, statistics, total = -1 if launchers.drops_bias else 2, -3, -4  # results of a launcher are -2 - their number
+
+    def careful(*operands: Tensor | None) -> Any:
+        if not extras:
+            return plain_norm(launchers, *operands[: 5 if problem.given else 3])  # pyright: ignore[reportArgumentType]
+        found = extras_norm(launchers, *operands)
+        return found if adds else (found, None)
+
+    return FrontDoor.trained(
+        {
+            "launch": launch,
+            "careful": careful,
+            # Looked up in each call, as in `plain_norm`, so that tests can replace them.
+            "backward": (lambda *given: _extras_backward(*given)) if extras else (lambda *given: _plain_backward(*given)),
+            "state": launchers,
+            "number": 6 if extras else 5,
+            "inputs": 6 if extras else 5 if problem.given else 3,
+            "saved": (total if adds else 0, 1, bias, statistics, *((4, 5) if extras else ())),
+            "outputs": (0, 2) if adds else (0,),
+            "summed": (0, 3) if adds else (),
+            "returns_pair": extras,
+        }
+    )
 
 
 def _plain_forward(launchers: Launchers, x, weight, bias, *given):

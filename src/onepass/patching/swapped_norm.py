@@ -135,7 +135,7 @@ class _SwappedNorm(nn.Module):
         elif (
             x.is_nested
             or x.is_complex()
-            or (x.requires_grad and self._limited and _original_is_faster(x))
+            or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x))
             or (self._guards and self._guards.fail(self, x))
         ):
             return self._call_original(x, activation, residual)
@@ -154,7 +154,7 @@ class _SwappedNorm(nn.Module):
             or x.dtype != residual.dtype
             or x.is_nested
             or x.is_complex()
-            or (x.requires_grad and self._limited and _original_is_faster(x))
+            or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x))
             or (self._guards and self._guards.fail(self, x))
         ):
             return self._onepass_forward(x, residual=residual)
@@ -175,8 +175,8 @@ class _SwappedNorm(nn.Module):
 
 
 def _original_is_faster(x: Tensor) -> bool:
-    """Return whether x, which requires a gradient, is so small that host time decides: the original forward needs less of it."""
-    return x.is_cuda and x.numel() < MIN_ELEMENTS_TRAINING and torch.is_grad_enabled()
+    """Return whether x, which is on a GPU and requires a gradient, is so small that the original forward, with its host time, is faster."""
+    return x.numel() < MIN_ELEMENTS_TRAINING and torch.is_grad_enabled()
 
 
 class _RunningStatsNorm(_SwappedNorm):
@@ -262,7 +262,7 @@ def _usual_layer_norm(self: Any, *args: Any, activation: str | None = None, **ot
     if len(args) == 1 and not others and type(args[0]) is Tensor:
         x, params = args[0], self._parameters
         if "weight" in params and "bias" in params and not (
-            x.is_nested or x.is_complex() or (x.requires_grad and self._limited and _original_is_faster(x))
+            x.is_nested or x.is_complex() or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x))
         ):  # fmt: skip
             return F.layer_norm(x, self.normalized_shape, params["weight"], params["bias"], self.eps, activation=activation)
     return self._onepass_forward(*args, activation=activation, **others)
@@ -272,7 +272,7 @@ def _usual_add_layer_norm(self: Any, x: Tensor, residual: Tensor) -> Any:
     params = self._parameters
     if (
         x.shape == residual.shape and x.dtype == residual.dtype and "weight" in params and "bias" in params
-        and not (x.is_nested or x.is_complex() or (x.requires_grad and self._limited and _original_is_faster(x)))
+        and not (x.is_nested or x.is_complex() or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x)))
     ):  # fmt: skip
         return F.add_layer_norm(x, residual, self.normalized_shape, params["weight"], params["bias"], self.eps)
     return self._onepass_forward(x, residual=residual)

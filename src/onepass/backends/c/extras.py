@@ -6,6 +6,7 @@ They are launchers in C++ (in_cpp.py), and hand unusual calls to the launchers o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,9 +62,14 @@ def _has_launcher(problem: NormProblem) -> bool:
 
 def _forward(problem: NormProblem, train: bool) -> Launcher | None:
     call, general, names = Call(problem), forward(problem), ("input", *PARAMETERS[:2], *EXTRAS)
+    after_sum = _forward(replace(problem, addends=None), train) if problem.addends else None
 
     def careful(x: Tensor, weight: Tensor | None, bias: Tensor | None, *extras: Tensor | None) -> tuple[Tensor | None, ...]:
         require_memory(names, (x, weight, bias, *extras))
+        residual, *modulation = extras
+        if after_sum and residual is not None and residual.is_cpu and not x.stride() == residual.stride() == problem.stride:
+            total = torch.add(x, residual, out=on_cpu(problem.shape, problem.stride, problem.dtype))
+            return *after_sum(total, weight, bias, None, *modulation)[:-1], total
         result = general(x, weight, bias, None, None, OptionalOperands(*extras))
         if not train:
             return result.y, result.sum

@@ -2,6 +2,7 @@
 
 #include "launcher.h"
 #include "node.h"
+#include "trained.h"
 
 namespace {
 
@@ -10,6 +11,7 @@ PyMethodDef methods[] = {
     {"launcher", onepass::launcher, METH_O, nullptr},
     {"memory", onepass::memory, METH_NOARGS, nullptr},
     {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(onepass::remember)), METH_FASTCALL, nullptr},
+    {"trained", onepass::trained, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "onepass_front_door", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 

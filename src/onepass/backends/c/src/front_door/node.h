@@ -204,6 +204,36 @@ inline PyObject* node_type() {
   return reinterpret_cast<PyObject*>(&type);
 }
 
+// Record that `outputs` were computed from `inputs`. The first `differentiable` outputs have gradients. `saved` is what the backward gets.
+inline void record(
+    object backward,
+    object state,
+    PyObject* const* inputs,
+    Py_ssize_t number,
+    const variable_list& outputs,
+    size_t differentiable,
+    const variable_list& saved) {
+  auto* made = new OnepassNormBackward(std::move(backward), std::move(state));
+  const auto node = own_node(made);
+  edge_list edges;
+  edges.reserve(number);
+  for (Py_ssize_t i = 0; i < number; ++i) {
+    const Variable input = tensor_or_undefined(inputs[i]);
+    edges.push_back(input.defined() ? impl::gradient_edge(input) : Edge());
+  }
+  node->set_next_edges(std::move(edges));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (i < differentiable) {
+      set_history(outputs[i], node);
+    } else {
+      node->add_input_metadata(Node::undefined_input());  // the backward takes a gradient for each output, also if it is always None
+    }
+  }
+  for (const auto& tensor : saved) {
+    made->save(tensor);
+  }
+}
+
 // apply(forward, backward, state, *inputs) -> outputs
 inline PyObject* apply(PyObject*, PyObject* const* arguments, Py_ssize_t number) {
   HANDLE_TH_ERRORS
@@ -217,30 +247,22 @@ inline PyObject* apply(PyObject*, PyObject* const* arguments, Py_ssize_t number)
       PyTuple_Check(found.ptr()) && PyTuple_GET_SIZE(found.ptr()) == 3,
       "a forward must return its outputs, how many of them have gradients, and the tensors to save");
   PyObject* outputs = PyTuple_GET_ITEM(found.ptr(), 0);
-  const auto differentiable = PyLong_AsSsize_t(PyTuple_GET_ITEM(found.ptr(), 1));
-  PyObject* saved = PyTuple_GET_ITEM(found.ptr(), 2);
-
-  auto* made = new OnepassNormBackward(
-      reinterpret_borrow<object>(arguments[1]), reinterpret_borrow<object>(arguments[2]));
-  const auto node = own_node(made);
-  edge_list edges;
-  edges.reserve(number - 3);
-  for (Py_ssize_t i = 3; i < number; ++i) {
-    const Variable input = tensor_or_undefined(arguments[i]);
-    edges.push_back(input.defined() ? impl::gradient_edge(input) : Edge());
-  }
-  node->set_next_edges(std::move(edges));
-  const Py_ssize_t count = PyTuple_Check(outputs) ? PyTuple_GET_SIZE(outputs) : 1;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    if (i < differentiable) {
-      set_history(tensor_or_undefined(PyTuple_Check(outputs) ? PyTuple_GET_ITEM(outputs, i) : outputs), node);
-    } else {
-      node->add_input_metadata(Node::undefined_input());  // the backward takes a gradient for each output, also if it is always None
+  const auto differentiable = PyLong_AsSize_t(PyTuple_GET_ITEM(found.ptr(), 1));
+  const auto tensors = [](PyObject* tuple) {
+    variable_list listed;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
+      listed.push_back(tensor_or_undefined(PyTuple_GET_ITEM(tuple, i)));
     }
-  }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(saved); ++i) {
-    made->save(tensor_or_undefined(PyTuple_GET_ITEM(saved, i)));
-  }
+    return listed;
+  };
+  record(
+      reinterpret_borrow<object>(arguments[1]),
+      reinterpret_borrow<object>(arguments[2]),
+      arguments + 3,
+      number - 3,
+      PyTuple_Check(outputs) ? tensors(outputs) : variable_list{tensor_or_undefined(outputs)},
+      differentiable,
+      tensors(PyTuple_GET_ITEM(found.ptr(), 2)));
   Py_INCREF(outputs);
   return outputs;
   END_HANDLE_TH_ERRORS
