@@ -72,13 +72,14 @@ class NormRecipe:
         Under torch.compile, the original forward is traced, and a graph pass decides which norms onepass computes
         (dispatch/compiled_choice.py).
         """
-        usual = _USUAL.get(self.like) if self == NormRecipe(self.like) and issubclass(original, (nn.LayerNorm, nn.GroupNorm)) else None
+        usual = _USUAL.get(self) if issubclass(original, nn.GroupNorm if self.like is onepass_nn.GroupNorm else nn.LayerNorm) else None
         forward = original_when_compiling(usual or _SwappedNorm._onepass_forward, original.forward)
         guards = Guards.make(self.guarded, self.child_classes, self.unsupported_ranks, self.unsupported_dtypes)
         made = {"extra_repr": original.extra_repr, "forward": forward, "_made_forward": forward, "_guards": guards}
         made["_read"] = staticmethod(self.reader())
         made["_limited"] = self.normalizes_rows and self.autocast
-        made["_function"] = staticmethod(_FUNCTIONS.get(self.like, self.like.forward))
+        if self.like in _FUNCTIONS:
+            made["_function"] = staticmethod(_FUNCTIONS[self.like])
         if usual is _usual_layer_norm:
             made["_onepass_add"] = _usual_add_layer_norm
         if issubclass(self.like, nn.modules.batchnorm._BatchNorm):
@@ -286,7 +287,4 @@ def _usual_group_norm(self: Any, *args: Any, activation: str | None = None, **ot
     return self._onepass_forward(*args, activation=activation, **others)
 
 
-_USUAL: dict[type[nn.Module], Callable[..., Any]] = {
-    onepass_nn.LayerNorm: _usual_layer_norm,
-    onepass_nn.GroupNorm: _usual_group_norm,
-}
+_USUAL = {NormRecipe(onepass_nn.LayerNorm): _usual_layer_norm, NormRecipe(onepass_nn.GroupNorm): _usual_group_norm}
