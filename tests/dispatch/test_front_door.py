@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onepass.functional as O
 from onepass.backends.front_door import ByNeeds
-from onepass.dispatch import front_door, packed, recent
+from onepass.dispatch import front_door, launchers, packed, recent
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
 
@@ -322,3 +322,15 @@ def test_a_sum_of_constants_needs_no_gradient():
         assert y.requires_grad and not total.requires_grad
         y.sum().backward()
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_checkpoint_recomputes_a_first_call(device):
+    """The recomputation is like the first call, so it takes a shorter way. It must save as many tensors: a checkpoint counts them."""
+    x, residual = (torch.randn(6, C, device=device, requires_grad=True) for _ in range(2))
+    launchers.forget_all()
+    y, total = checkpoint(lambda *given: O.add_layer_norm(*given, (C,)), x, residual, use_reentrant=False)
+    found = torch.autograd.grad((y * total).sum(), (x, residual))
+    added = x + residual
+    expected = torch.autograd.grad((F.layer_norm(added, (C,)) * added).sum(), (x, residual))
+    torch.testing.assert_close(found, expected)

@@ -24,7 +24,7 @@ from .autograd import Update, apply_norm, pending_updates
 from .launchers import OPERAND_NAMES, Define, Kind, Launchers, find, kind_of, prepare, remember
 from .packed import extras_norm, plain_norm, trained_norm
 from .recent import find_recent, key_of, note
-from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, jit_tracing, route
+from .route import DIRECT, OP, compiling, dispatch_modes, functorch_active, grad_enabled, in_plain_context, jit_tracing, route
 
 
 def normalize(
@@ -124,11 +124,11 @@ def normalize_known(
     Return None, and change nothing, if `normalize_with` has not run a call of this kind. Do the same if the call fails: the caller then
     calls `normalize_with`, which raises a better error.
     """
-    # As in `normalize`, functions are written out here.
-    if compiling() or functorch_active() or dispatch_modes() or jit_tracing() or forward_ad._current_level >= 0:
+    if not in_plain_context():
         return None
     operands = x, weight, bias, residual, scale, shift
     try:
+        # `key_of` and `recall` are written out, as in `normalize`.
         key = (
             define, args, options_in_context.get(), batch_invariant.on, grad_enabled(), x.shape,
             weight is None, bias is None, residual is None, scale is None, shift is None, scale is shift,
@@ -209,6 +209,10 @@ def normalize_with(
             remember(_extras_kind(define, args, x, weight, bias, *optional[:3]), launchers)  # for `normalize_known`
     try:
         if grad_enabled() and True in [t.requires_grad for t in present]:
+            if launchers.train_extras and not (stats or track or var is not None or update):
+                # A later call of `normalize_known` must save as many tensors as this one, because checkpoints count them.
+                y, total = _training_with_extras(launchers)(x, weight, bias, *optional[:3])
+                return Result(y, None, None, None, total)  # pyright: ignore[reportArgumentType]
             return Result(*apply_norm(launchers, update or True, *operands))  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
         if min([t.data_ptr() for t in present]) < LOWEST:
             require_memory(OPERAND_NAMES, operands)
