@@ -50,7 +50,8 @@ def recorded_runs() -> Iterator[list[Run]]:
 
         return made
 
-    methods = ("forward", "backward", "infer", "infer_extras", "track", "train_track", "train_forward", "train_backward")
+    methods = "forward", "backward", "infer", "infer_extras", "track", "train_track", "train_forward", "train_backward"
+    methods += "train_extras", "train_extras_backward"
     patches = [patch.object(family, method, wrap(family, method)) for family in FAMILIES for method in methods]
     patches += _count_kernels(launched)
     launchers.forget_all()  # launchers that exist already would not be seen
