@@ -1,5 +1,5 @@
 /* A norm with gradients that runs without Python: a launcher computes it, and a node of autograd remembers what its backward needs.
-   `trained` in dispatch/packed.py describes it. */
+   `trained_norm` in dispatch/packed.py describes it. */
 #pragma once
 
 #include "launcher.h"
