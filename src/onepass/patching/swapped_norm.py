@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm as torch_layer_norm
 
 from onepass import functional as F
 from onepass import nn as onepass_nn
@@ -262,20 +263,22 @@ _FUNCTIONS: dict[type[nn.Module], Callable[..., Any]] = {
 def _usual_layer_norm(self: Any, *args: Any, activation: str | None = None, **others: Any) -> Any:
     if len(args) == 1 and not others and type(args[0]) is Tensor:
         x, params = args[0], self._parameters
-        if "weight" in params and "bias" in params and not (
-            x.is_nested or x.is_complex() or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x))
-        ):  # fmt: skip
-            return F.layer_norm(x, self.normalized_shape, params["weight"], params["bias"], self.eps, activation=activation)
+        if "weight" in params and "bias" in params and not (x.is_nested or x.is_complex()):
+            if not (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x)):
+                return F.layer_norm(x, self.normalized_shape, params["weight"], params["bias"], self.eps, activation=activation)
+            if activation is None:
+                return torch_layer_norm(x, self.normalized_shape, params["weight"], params["bias"], self.eps)
     return self._onepass_forward(*args, activation=activation, **others)
 
 
 def _usual_add_layer_norm(self: Any, x: Tensor, residual: Tensor) -> Any:
     params = self._parameters
-    if (
-        x.shape == residual.shape and x.dtype == residual.dtype and "weight" in params and "bias" in params
-        and not (x.is_nested or x.is_complex() or (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x)))
-    ):  # fmt: skip
-        return F.add_layer_norm(x, residual, self.normalized_shape, params["weight"], params["bias"], self.eps)
+    usual = x.shape == residual.shape and x.dtype == residual.dtype and "weight" in params and "bias" in params
+    if usual and not (x.is_nested or x.is_complex()):
+        if not (x.requires_grad and x.is_cuda and self._limited and _original_is_faster(x)):
+            return F.add_layer_norm(x, residual, self.normalized_shape, params["weight"], params["bias"], self.eps)
+        total = x + residual
+        return torch_layer_norm(total, self.normalized_shape, params["weight"], params["bias"], self.eps), total
     return self._onepass_forward(x, residual=residual)
 
 
