@@ -25,6 +25,7 @@ class Runs(NamedTuple):
 
 ROWS = Runs("row row_reread")
 ROW_FORWARD = Runs("row_reread", "row")
+FOLDED = Runs("row_reread", "row whole_set")  # a set is one run, long enough to be read as rows
 TILES = Runs("tile tile_reread", "whole_set team row_reread")
 ALL = Runs("tile row_reread tile_reread", "whole_set team")
 APPLY = Runs("apply")
@@ -36,6 +37,12 @@ SMALL = {
     Case("layer_norm", (2, 9001), wide=True): ROW_FORWARD,
     Case("layer_norm", (1, 66001)): Runs("row_reread"),
     Case("layer_norm", (3, 15001)): ROWS,
+    Case("layer_norm", (2, 9000)): FOLDED,
+    Case("rms_norm", (2, 9216), affine="weight", activation="silu"): FOLDED,
+    Case("layer_norm", (2, 3, 8704), modulate=True): FOLDED,
+    Case("layer_norm", (2, 8704), residual=True, init="shifted"): FOLDED,
+    Case("group_norm", (2, 6, 48, 96), groups=3, activation="silu"): FOLDED,
+    Case("group_norm", (1, 6, 73, 72), groups=2, modulate=True): FOLDED,
     Case("instance_norm", (2, 2, 15001)): ROWS,
     Case("layer_norm", (2, 4, 24), save="y", modulate=True): ROWS,
     Case("layer_norm", (3, 2, 40), "transposed", affine="bias"): ROWS,

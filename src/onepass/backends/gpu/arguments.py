@@ -61,7 +61,7 @@ def maps_of(w: Walk) -> Maps:
 
 
 def _map(p: ProblemMap, w: Walk) -> tuple[int, ...]:
-    number = Wide if p.largest(w.reps, w.sets, w.run) >= LARGEST_INT32 else int
+    number = Wide if p.largest(*w.in_maps) >= LARGEST_INT32 else int
     return p.every, p.period, number(p.a), number(p.b), number(p.c), p.channel_run, number(p.d)
 
 

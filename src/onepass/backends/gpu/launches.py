@@ -178,7 +178,8 @@ def fastest(
     """
     w = walk(problem)
     found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
-    best = replace(min(found, key=lambda launch: time(problem, launch, device)), walk=w)
+    best = min(found, key=lambda launch: time(problem, launch, device))
+    best = replace(best, walk=replace(best.walk, total=w.total))
     return (replace(best, programs=team_programs(best.units, best.members, device, best.programs_per_sm)),)
 
 

@@ -7,6 +7,7 @@ runs, one for each r. A run is `run` contiguous elements. A column is one s and 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 
 from onepass.core.problem import NormProblem
 from onepass.core.view import ParamMap
@@ -28,6 +29,7 @@ class Walk:
     y: tuple[int, int, int]
     param: ParamMap
     modulation: ParamMap
+    folded: int = 0  # in a folded walk, the number of elements of a run: see `fold`
 
     @property
     def outer(self) -> int:
@@ -41,6 +43,11 @@ class Walk:
     def dense(self) -> bool:
         """Whether the columns (s, t) of each o are contiguous in x and y."""
         return self.sets == 1 or self.x[2] == self.y[2] == self.run
+
+    @property
+    def in_maps(self) -> tuple[int, int, int]:
+        """The sizes of r, s and t as `param` and `modulation` count them: in a folded walk, t counts along the whole run."""
+        return (1, self.sets, self.folded) if self.folded else (self.reps, self.sets, self.run)
 
 
 def walk(problem: NormProblem, cut: bool = False) -> Walk:
@@ -57,6 +64,22 @@ def walk(problem: NormProblem, cut: bool = False) -> Walk:
     x_strides, y_strides = ((v.strides[0], channel_run, v.strides[2]) for v in (x, y))
     params = _cut(p, channel_run), _cut(m, channel_run)
     return Walk(found.total, x.run // channel_run, x.sets, channel_run, x_strides, y_strides, *params)
+
+
+def fold(w: Walk, width: int) -> Walk:
+    """Return the walk that takes each run as rows of `width` elements, which follow one another. w.reps must be 1.
+
+    The last row may be shorter. Folding changes how blocks cover memory, not which parameter an element has: the maps stay
+    as they are, and their t is r·width + t of the folded walk.
+    """
+    assert w.reps == 1, w
+    x, y = ((strides[0], width, strides[2]) for strides in (w.x, w.y))
+    return replace(w, reps=ceil(w.run / width), run=width, x=x, y=y, folded=w.run)
+
+
+def by_channel(w: Walk) -> Walk:
+    """Return a folded walk whose maps take the number of a channel as t."""
+    return replace(w, param=replace(w.param, channel_run=1), modulation=replace(w.modulation, channel_run=1))
 
 
 def _cut(p: ParamMap, run: int) -> ParamMap:
@@ -78,7 +101,7 @@ def used_fraction(problem: NormProblem, way: str) -> float:
 
 def axis_mask(p: ParamMap, w: Walk) -> int:
     """Return the axes on which a parameter depends, as a mask of AXIS_O to AXIS_T."""
-    steps = zip((w.outer, w.reps, w.sets, w.run), (p.a, p.b, p.c, p.d))
+    steps = zip((w.outer, *w.in_maps), (p.a, p.b, p.c, p.d))
     return sum(axis for axis, (extent, step) in zip((AXIS_O, AXIS_R, AXIS_S, AXIS_T), steps) if extent > 1 and step)
 
 

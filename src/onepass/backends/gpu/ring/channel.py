@@ -7,7 +7,8 @@ n // k % 2.
 
 from typing import Any, NamedTuple
 
-from .gluon import barrier, jit, mbarrier
+from .gluon import barrier, fence_async_shared, gl, jit, mbarrier
+from .stress import fenced
 
 
 class Channel(NamedTuple):
@@ -40,3 +41,11 @@ def release_to_writer(channel, slot):
     """Wait for all warps of this group, then mark the slot as read."""
     barrier()
     mbarrier.arrive(channel.empty.index(slot), count=1)
+
+
+@jit
+def release_block(ring, slot, mode: gl.constexpr):
+    """Allow a slot of the ring to be refilled, after this group has loaded the block in it."""
+    if fenced(mode.stress, "readers"):
+        fence_async_shared()
+    release_to_writer(ring, slot)

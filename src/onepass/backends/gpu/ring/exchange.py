@@ -16,6 +16,7 @@ from onepass.backends.gpu.device.moments import DOWN, UP, inverse_deviation, joi
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .gluon import barrier, gl, jit
+from .reduce import PARTS, elements_of, merge_warps, rows_of
 from .stress import late
 
 PUBLISH_WARPS = gl.constexpr(1)
@@ -43,7 +44,10 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
             acquire_to_read(moments, turn % 2, turn // 2 & 1)
             late(mode.stress, "publish moments", WARPS)
             column_mean, column_m2 = moments.buffer.index(turn % 2 * 2), moments.buffer.index(turn % 2 * 2 + 1)
-            if SETS == BLOCK_J and mode.tiles == 1:  # each column is a set
+            if mode.folded:  # each tile is a set
+                tile_mean, tile_m2 = merge_warps(moments, turn % 2 * PARTS, norm)
+                mean, m2 = gl.where(set_ == tile, tile_mean, mean), gl.where(set_ == tile, tile_m2, m2)
+            elif SETS == BLOCK_J and mode.tiles == 1:  # each column is a set
                 mean, m2 = column_mean.load(SET), column_m2.load(SET)
             else:
                 start, end = tile * BLOCK_J, gl.minimum(tile * BLOCK_J + BLOCK_J, width)
@@ -89,7 +93,7 @@ def _merge_columns(
 
 
 @jit
-def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Wait for the moments of all members, merge them, and store the statistics of each set.
 
     Send mean, rstd, gain and term of each column through the channel `lines` to `_apply` of ring/kernel.py, which
@@ -104,20 +108,23 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
     j = gl.arange(0, BLOCK_J, COLUMN)
     count = view.reps.to(gl.float32) * view.run
-    n = rows_of(part, split.members, view.reps, mode.block_i) * view.run
+    if mode.folded:
+        count = view.length.to(gl.float32)
+    n = elements_of(part, split.members, view, mode)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
         line_at = turn % 2 * (mode.tiles * 4)
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "combine lines", WARPS)
-        for tile in range(mode.tiles):  # gain and term do not need the statistics
-            column = (span * mode.tiles + tile) * BLOCK_J + j
-            of = _set_of(column, view.run)
-            place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
-            gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
-            lines.buffer.index(line_at + tile * 4 + 2).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + gain)
-            lines.buffer.index(line_at + tile * 4 + 3).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + term)
+        if not mode.folded:  # in a folded walk, gain and term differ from row to row
+            for tile in range(mode.tiles):  # they do not need the statistics
+                column = (span * mode.tiles + tile) * BLOCK_J + j
+                of = _set_of(column, view.run)
+                place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
+                gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
+                lines.buffer.index(line_at + tile * 4 + 2).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + gain)
+                lines.buffer.index(line_at + tile * 4 + 3).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + term)
         late(mode.stress, "combine count", WARPS)
         seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
         while seen < split.members:
@@ -128,7 +135,7 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
         n_mean = n
         for first in range(mode.parts, split.members, mode.parts):
             more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
-            more = rows_of(first + part, split.members, view.reps, mode.block_i) * view.run
+            more = elements_of(first + part, split.members, view, mode)
             mean, m2, n_mean = join(mean, m2, n_mean, more_mean, more_m2, more, norm.centered)
         mean, m2 = merge(mean, m2, n_mean, count, 1, norm.centered)
         var = m2 / count
@@ -141,7 +148,7 @@ def combine(lines, affine, stats, exchange, eps, work, view, maps, split, norm: 
         release_to_readers(lines, turn % 2)
         if work.member == 0:
             of = span * (mode.tiles * BLOCK_J // view.run) + set_
-            there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run)
+            there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run) & (o * view.sets + of < total)
             store_statistics(stats, o * view.sets + of, mean, rstd, var, there)
         # The counter now counts the members that have read `parts`. The last of them resets it to 0.
         late(mode.stress, "combine leave", WARPS)
@@ -177,15 +184,3 @@ def _set_of(column, run):
 def _overlap(set_, run, start, end):
     """Return how many of the columns from start to end belong to the set `set_`, which has `run` columns."""
     return gl.maximum(gl.minimum(set_ * run + run, end) - gl.maximum(set_ * run, start), 0).to(gl.float32)
-
-
-@jit
-def rows_of(member, members, reps, BLOCK_I: gl.constexpr):
-    """Return how many rows of a unit a member has; 0 if there is no such member.
-
-    Members take blocks of BLOCK_I rows in turn. Only the last block may have fewer rows.
-    """
-    blocks = (reps + BLOCK_I - 1) // BLOCK_I
-    mine = blocks // members + gl.where(member < blocks % members, 1, 0)
-    missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK_I - reps, 0)
-    return gl.where(member < members, mine * BLOCK_I - missing, 0).to(gl.float32)

@@ -20,29 +20,18 @@ L2 cache may still hold the last of them.
 
 from typing import Any, NamedTuple
 
-from triton import constexpr_function
-
-from onepass.backends.gpu.device.activations import activate
 from onepass.backends.gpu.device.groups import Affine, Maps, Statistics
-from onepass.backends.gpu.device.moments import merge, update
 from onepass.backends.gpu.team.launch import Exchange
 
-from .channel import Channel, acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
-from .exchange import COMBINE_WARPS, PUBLISH_WARPS, combine, publish, rows_of
+from .channel import Channel, acquire_to_read, acquire_to_write, release_block, release_to_writer
+from .elements import activated, as_float32, beyond_reach
+from .exchange import COMBINE_WARPS, PUBLISH_WARPS, combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
+from .layouts import apply_layout, single_layout
+from .parameters import fill, gain_and_term, keep
+from .reduce import PARTS, reduce
 from .stress import crowded, fenced, late, spare
-
-# PTX code of z/(1 + exp(-z)). The compiler's own code has one more instruction, which changes a sign. While memory
-# delivers an element, there is time for only about thirty instructions.
-SILU = gl.constexpr("""{
-    .reg .f32 t;
-    mul.ftz.f32 t, $1, 0fBFB8AA3B;
-    ex2.approx.ftz.f32 t, t;
-    add.ftz.f32 t, t, 0f3F800000;
-    rcp.approx.ftz.f32 t, t;
-    mul.ftz.f32 $0, $1, t;
-}""")
 
 
 class Work(NamedTuple):
@@ -55,31 +44,9 @@ class Work(NamedTuple):
     again: Any  # how many blocks of a unit this member loads twice
 
 
-@constexpr_function
-def reduce_layout(columns, size, warps):
-    """Return the layout of a block for sums over its rows. `size` is the size of an element in bytes.
-
-    Each column stays within one warp, so warps do not wait for each other.
-    """
-    each = min(16 // size, columns // warps)
-    wide = columns // each // warps
-    return gl.BlockedLayout([1, each], [32 // wide, wide], [1, warps], [0, 1])
-
-
-@constexpr_function
-def apply_layout(columns, size, warps, at_once):
-    """Return the layout of a block for storing it: neighbouring threads have neighbouring columns.
-
-    A thread has 16 contiguous bytes of a row, or 8 if it holds two blocks at once. `size` is the bytes of an element.
-    """
-    each = min(16 // at_once // size, columns)
-    wide = min(columns // each, 32)
-    return gl.BlockedLayout([1, each], [32 // wide, wide], [warps, 1], [1, 0])
-
-
 @jit
 def ring_forward(
-    x_desc, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
+    x_desc, x_ptr, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
     norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
     """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingMode of ring/launch.py."""
@@ -91,8 +58,10 @@ def ring_forward(
         full=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
     )
-    moments = Channel(  # two slots, one tile each: the mean and M2 of its columns
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j], PLAIN),
+    # Two slots, one tile each: the mean and M2 of its columns, or what each warp sends in a folded walk.
+    MOMENTS: gl.constexpr = [2 * PARTS, mode.warps] if mode.folded else [2 * 2, mode.block_j]
+    moments = Channel(
+        buffer=gl.allocate_shared_memory(gl.float32, MOMENTS, PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
@@ -112,15 +81,17 @@ def ring_forward(
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     units = total // view.sets * split.spans
+    if mode.folded:  # the last unit may have fewer values of o
+        units = (total + mode.tiles - 1) // mode.tiles
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
     again = gl.maximum(mode.tiles * blocks - mode.keep, 0)
     work = Work(team=team, member=member, units=units, blocks=blocks, again=again)
     gl.warp_specialize(
         [
-            (_apply, (ring, lines, y_ptr, work, view, split, norm, mode)),
-            (_reduce, (ring, moments, work, view, split, norm, mode)),
+            (_apply, (ring, lines, x_ptr, y_ptr, affine, keep(affine, ring, mode), work, total, view, maps, split, norm, mode)),
+            (reduce, (ring, moments, x_ptr, work, total, view, split, norm, mode)),
             (publish, (moments, exchange, work, view, split, norm, mode)),
-            (combine, (lines, affine, stats, exchange, eps, work, view, maps, split, norm, mode)),
+            (combine, (lines, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
             (_load, (x_desc, ring, work, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
@@ -155,10 +126,29 @@ def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
 
 
 @jit
+def _of_tile(block, work, mode: gl.constexpr):
+    """Return the tile of a unit that a member's block belongs to, and the number of the block in that tile."""
+    if mode.blocks == 0:  # members have different numbers of blocks
+        tile, within = block // work.blocks, block % work.blocks
+    elif mode.tiles == 1:
+        tile, within = 0, block
+    else:
+        tile, within = block // mode.blocks, block % mode.blocks
+    return tile, within
+
+
+@jit
 def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode: gl.constexpr):
     BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
-    row = unit // split.spans * view.reps + (work.member + block % work.blocks * split.members) * mode.block_i
-    column = (unit % split.spans * mode.tiles + block // work.blocks) * mode.block_j
+    tile, block = _of_tile(block, work, mode)
+    o, column = unit // split.spans, (unit % split.spans * mode.tiles + tile) * mode.block_j
+    if mode.folded:
+        o, column = unit * mode.tiles + tile, 0
+    row = o * view.reps
+    if mode.phased:  # rows overlap, so a column may be beyond the first block_j
+        start = o.to(gl.int64) * view.length
+        row, column = (start // mode.block_j).to(gl.int32), (start % mode.block_j).to(gl.int32)
+    row += (work.member + block * split.members) * mode.block_i
     acquire_to_write(ring, slot, phase)
     # A group's loads from this slot may still be in flight. The copy by the tensor memory accelerator takes another path
     # (proxy) to shared memory, and barriers do not order the two. Without the fence, the copy may overwrite what a load has
@@ -171,54 +161,13 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 
 
 @jit
-def _reduce(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the moments of each column, tile by tile, for `publish`. Release each block that will be loaded again."""
-    BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
-    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
-    last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of this member's last block
-    rows = rows_of(work.member, split.members, view.reps, mode.block_i)
-    at = 0
-    turn = 0
-    for _unit in range(work.team, work.units, split.teams):
-        for tile in range(mode.tiles):
-            mean = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
-            m2 = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
-            k = 0.0
-            for block in range(work.blocks):
-                slot = at % mode.slots
-                acquire_to_read(ring, slot, at // mode.slots & 1)
-                late(mode.stress, "reduce block", mode.warps)
-                crowded(mode.stress, "reduce crowd", ring.buffer, mode.warps)
-                x = ring.buffer.index(slot).load(BLOCK).to(gl.float32)
-                if mode.back > 0:  # noqa: SIM102
-                    if tile * work.blocks + block < work.again:
-                        late(mode.stress, "reduce release", mode.warps)
-                        _release_block(ring, slot, mode)
-                k += 1.0
-                inside = True
-                if mode.ragged:
-                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
-                    x = gl.where(inside, x, 0.0)
-                mean, m2 = update(mean, m2, k, x, inside, norm.centered)
-                at += 1
-            n = k
-            if mode.ragged:
-                n = gl.where(last + i < view.reps, k, k - 1.0)
-            mean, m2 = merge(mean, m2, n, rows, 0, norm.centered)
-            acquire_to_write(moments, turn % 2, turn // 2 & 1)
-            late(mode.stress, "reduce moments", mode.warps)
-            moments.buffer.index(turn % 2 * 2).store(gl.reshape(mean, [mode.block_j]))
-            moments.buffer.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [mode.block_j]))
-            release_to_readers(moments, turn % 2)
-            turn += 1
-
-
-@jit
-def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute and store y: first for the blocks that stayed in the ring, then for those that are loaded again."""
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    if mode.kept > 0:
+        fill(kept, affine, maps, work, view, split, norm, mode, BLOCK)
     here = mode.tiles * work.blocks
     at = 0
     again_at = 0
@@ -228,24 +177,35 @@ def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.c
         line_at = turn % 2 * (mode.tiles * 4)
         acquire_to_read(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "apply lines", mode.warps)
-        mean, factor, term = _line(lines, line_at, BLOCK)
+        mean, factor, term = _line(lines, line_at, BLOCK, mode)
         for step in range(0, here, mode.at_once):
             x = _take(ring, step, here, work.again, at, again_at, BLOCK, mode)
             if mode.at_once == 2:  # load the second block while the first is applied
                 following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
             for more in gl.static_range(mode.at_once):
                 number = work.again + step + more
-                block = gl.where(number < here, number, here - 1 - step - more)
+                tile, block = _of_tile(gl.where(number < here, number, here - 1 - step - more), work, mode)
                 if mode.tiles > 1:
-                    mean, factor, term = _line(lines, line_at + block // work.blocks * 4, BLOCK)
-                y = _activate((x.to(gl.float32) - mean) * factor + term, norm.activation).to(y_ptr.dtype.element_ty)
-                r = (work.member + block % work.blocks * split.members) * mode.block_i + i
-                c = column + block // work.blocks * mode.block_j + j
-                to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
-                if mode.ragged:
-                    gl.store(to, y, mask=(r < view.reps) & (c < split.columns), cache_modifier=".cs")
+                    mean, factor, term = _line(lines, line_at + tile * 4, BLOCK, mode)
+                first = (work.member + block * split.members) * mode.block_i
+                if mode.folded:
+                    o = unit * mode.tiles + tile
+                    left = view.length - first * mode.block_j  # elements of the run from the start of this block
+                    if mode.phased:
+                        if left < (mode.block_i + 2) * mode.block_j:
+                            x = beyond_reach(x, i * mode.block_j + j, x_ptr, o, left, total, view, split)
+                    gain, shift = gain_and_term(kept, affine, maps, o, first, block, view, split, norm, mode, BLOCK)
+                    z = _centered(x, mean, norm) * (factor * gain) + shift
+                    _store_run(y_ptr, activated(z, norm.activation), o, first, left, total, view, mode, BLOCK)
                 else:
-                    gl.store(to, y, cache_modifier=".cs")
+                    z = _centered(x, mean, norm) * factor + term
+                    y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
+                    r, c = first + i, column + tile * mode.block_j + j
+                    to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
+                    if mode.ragged:
+                        gl.store(to, y, mask=(r < view.reps) & (c < split.columns), cache_modifier=".cs")
+                    else:
+                        gl.store(to, y, cache_modifier=".cs")
                 if mode.at_once == 2:
                     x = following
         at += here
@@ -256,12 +216,27 @@ def _apply(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.c
 
 
 @jit
-def _activate(z, ACTIVATION: gl.constexpr):
-    if ACTIVATION == "silu":
-        z = gl.inline_asm_elementwise(SILU, "=f,f", [z], dtype=gl.float32, is_pure=True, pack=1)
+def _centered(x, mean, norm: gl.constexpr):
+    x = as_float32(x)
+    if norm.centered:
+        x = x - mean
+    return x
+
+
+@jit
+def _store_run(y_ptr, y, o, first, left, total, view, mode: gl.constexpr, BLOCK: gl.constexpr):
+    """Store a block of a run whose first row is `first`. From there, `left` elements are left of the run."""
+    LAYOUT: gl.constexpr = single_layout(mode.block_j, mode.warps) if mode.single else BLOCK
+    y = y.to(y_ptr.dtype.element_ty)
+    if mode.single:
+        y = gl.convert_layout(y, LAYOUT)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
+    number = i * mode.block_j + gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, LAYOUT)), 0)
+    to = y_ptr + (o.to(gl.int64) * view.y_o + first.to(gl.int64) * mode.block_j) + number
+    if mode.ragged:
+        gl.store(to, y, mask=(number < left) & (o < total), cache_modifier=".cs")
     else:
-        z = activate(z, ACTIVATION)
-    return z
+        gl.store(to, y, cache_modifier=".cs")
 
 
 @jit
@@ -274,28 +249,23 @@ def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.c
             slot, phase = mode.slots + number % mode.back, number // mode.back & 1
     acquire_to_read(ring, slot, phase)
     if fenced(mode.stress, "early"):
-        _release_block(ring, slot, mode)
+        release_block(ring, slot, mode)
     late(mode.stress, "apply block", mode.warps)
     crowded(mode.stress, "apply crowd", ring.buffer, mode.warps)
     x = ring.buffer.index(slot).load(BLOCK)
     late(mode.stress, "apply release", mode.warps)
     if not fenced(mode.stress, "early"):
-        _release_block(ring, slot, mode)
+        release_block(ring, slot, mode)
     return x
 
 
 @jit
-def _release_block(ring, slot, mode: gl.constexpr):
-    """Allow the slot to be refilled, after this group has loaded the block in it."""
-    if fenced(mode.stress, "readers"):
-        fence_async_shared()
-    release_to_writer(ring, slot)
-
-
-@jit
-def _line(lines, at, BLOCK: gl.constexpr):
-    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J]."""
+def _line(lines, at, BLOCK: gl.constexpr, mode: gl.constexpr):
+    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J]. In a folded walk, factor is rstd."""
     mean = lines.buffer.index(at).load(gl.SliceLayout(0, BLOCK))
-    factor = lines.buffer.index(at + 1).load(gl.SliceLayout(0, BLOCK)) * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
-    term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))
+    factor = lines.buffer.index(at + 1).load(gl.SliceLayout(0, BLOCK))
+    term = mean
+    if not mode.folded:
+        factor = factor * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
+        term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))
     return gl.expand_dims(mean, 0), gl.expand_dims(factor, 0), gl.expand_dims(term, 0)

@@ -1,8 +1,9 @@
 """The launch of the ring kernel, and the arguments of that kernel.
 
 Memory is x[o, r, s, t], and a set is the elements of one o and s. A unit of work is one o and the columns (s, t) of some
-whole sets. It is cut into tiles of block_j columns, and each tile into blocks of block_i rows r. A team of programs, its
-members, shares a unit. A slot of the ring holds one block of x, which is copied there by a descriptor
+whole sets. It is cut into tiles of block_j columns, and each tile into blocks of block_i rows r. In a folded walk (gpu/walk.py) a
+set is one run, and its rows have block_j elements. Then a unit is some values of o, and each of them is a tile. A team of
+programs, its members, shares a unit. A slot of the ring holds one block of x, which is copied there by a descriptor
 (launch/descriptor.py).
 """
 
@@ -19,6 +20,7 @@ from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
 from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
 from onepass.backends.gpu.team.launch import Exchange
+from onepass.backends.gpu.walk import by_channel
 from onepass.core.problem import NormProblem
 
 RESET = "reset"  # a counter protocol: the last member that leaves a unit sets the unit's counter to 0
@@ -32,6 +34,7 @@ class RingView(NamedTuple):
     run: Stride
     y_o: Stride
     y_r: Stride
+    length: Length  # folded: elements of a run
 
 
 class RingSplit(NamedTuple):
@@ -39,6 +42,8 @@ class RingSplit(NamedTuple):
     teams: Count
     spans: Count  # units for each o
     columns: Length  # columns (s, t) for each o
+    channel_rows: Count  # folded: rows of a channel
+    reach: Count  # phased: how many elements of the last run the descriptor reaches
 
 
 class RingMode(NamedTuple):
@@ -53,7 +58,13 @@ class RingMode(NamedTuple):
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
-    ragged: bool  # the last block of rows or of columns is not full
+    ragged: bool  # the last block of rows or of columns, or the last unit, is not full
+    folded: bool  # the walk is folded: each tile is a set, and each row has parameters of its own
+    blocks: int  # blocks of a tile that each member has; 0 if some members have one less
+    differ: str  # folded: what parameters differ by, "element", "row" or "block"
+    phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
+    single: bool  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
+    kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
 
 
@@ -69,10 +80,18 @@ class RingLaunch(SharedSetLaunch):
     slots: int  # slots of the ring, without those of `back`
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
+    channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
+    single: bool = False  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
+    kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property
     def units(self) -> int:
-        return self.walk.outer * self.spans
+        return ceil(self.walk.outer / self.tiles) if self.walk.folded else self.walk.outer * self.spans
+
+    @property
+    def blocks_of_tile(self) -> int:
+        """How many blocks of a tile the busiest member has."""
+        return ceil(ceil(self.walk.reps / self.block_i) / self.members)
 
     @property
     def resident(self) -> bool:
@@ -82,7 +101,7 @@ class RingLaunch(SharedSetLaunch):
     @property
     def blocks(self) -> int:
         """How many blocks of a unit its busiest member has."""
-        return self.tiles * ceil(ceil(self.walk.reps / self.block_i) / self.members)
+        return self.tiles * self.blocks_of_tile
 
     @property
     def shape(self) -> str:
@@ -117,9 +136,37 @@ class RingLaunch(SharedSetLaunch):
     def _sets(self) -> int:
         return power_of_two(max(self.sets, 2))
 
+    @property
+    def phased(self) -> bool:
+        """Whether rows do not divide runs, so that a run may begin in the middle of a row."""
+        return bool(self.walk.folded % self.walk.run)
+
+    def _descriptor(self, dtype: torch.dtype) -> Descriptor:
+        """Return the descriptor of x. If runs begin in the middle of rows, its rows overlap: each has block_j elements of the next one."""
+        w, block = self.walk, (self.block_i, self.block_j)
+        if not self.phased:
+            return Descriptor(dtype, w.outer * w.reps, w.columns, w.x[1], block)
+        return Descriptor(dtype, w.outer * w.folded // w.run - 1, 2 * w.run, w.run, block)
+
+    @property
+    def _reach(self) -> int:
+        """How many elements of the last run the descriptor reaches."""
+        w = self.walk
+        return (w.outer * w.folded // w.run * w.run - (w.outer - 1) * w.folded) if self.phased else 0
+
+    @property
+    def differ(self) -> str:
+        """What the parameters of a folded walk differ by."""
+        if not self.channel_rows:
+            return "element"
+        return "row" if self.channel_rows % self.block_i else "block"
+
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
-        pairs = not self.back and ceil(w.reps / self.block_i) % (2 * self.members) == 0  # two blocks can be applied at a time
+        rows = ceil(w.reps / self.block_i)
+        even = rows % (2 * self.members) == 0 or (w.folded and self.tiles % 2 == 0)
+        pairs = not self.back and even and not self.single  # two blocks can be applied at a time
+        last = w.outer % self.tiles if w.folded else w.columns % (self.tiles * self.block_j)
         return RingMode(
             self.block_i,
             self.block_j,
@@ -132,24 +179,32 @@ class RingLaunch(SharedSetLaunch):
             self.back,
             2 if pairs else 1,
             self.warps,
-            bool(w.reps % self.block_i or w.columns % (self.tiles * self.block_j)),
+            bool(w.reps % self.block_i or last or self.phased),
+            bool(w.folded),
+            rows // self.members if rows % self.members == 0 else 0,
+            self.differ,
+            self.phased,
+            self.single,
+            self.blocks_of_tile if self.kept else 0,
             stress,
         )
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
         _, affine, stats = forward_pointers(problem, options)
+        sets, columns = (self.tiles, self.tiles * w.run) if w.folded else (w.sets, w.columns)
         return (
-            Descriptor(problem.dtype, w.outer * w.reps, w.columns, w.x[1], (self.block_i, self.block_j)),
+            self._descriptor(problem.dtype),
+            problem.dtype,
             problem.dtype,
             affine,
             stats,
             Exchange(torch.float32, torch.int32),
             float(problem.spec.eps),
             w.total,
-            RingView(w.reps, w.sets, w.run, *w.y[:2]),
-            maps_of(w),
-            RingSplit(self.members, self.teams, self.spans, w.columns),
+            RingView(w.reps, sets, w.run, *w.y[:2], w.folded),
+            maps_of(by_channel(w) if self.channel_rows else w),
+            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

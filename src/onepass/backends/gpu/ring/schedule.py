@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from math import ceil, lcm
 
 from onepass.backends.gpu.cost import LAUNCH_US
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
-from onepass.backends.gpu.walk import AXIS_R, Walk, axis_mask, walk
+from onepass.backends.gpu.partials.parameters import maps
+from onepass.backends.gpu.walk import AXIS_O, AXIS_R, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -48,14 +50,28 @@ AGAIN = 0.4  # added for a block that is loaded twice
 SCALE = 4 / 3  # from measured times to costs: the other families' costs assume 3 TB/s, where 4 TB/s are measured
 
 
+# If a set is one run, the walk is folded: the run is read as rows that follow one another.
+SHORTEST = 16385  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
+MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
+OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
+FOLDED_TILE = 0.3  # microseconds to publish and combine the moments of one value of o; assumed, not measured
+FROM_L2 = 1.5  # factor of the time of a block whose parameters come from the L2 cache, not from shared memory; assumed
+
+
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     if device.no_team or device.no_ring:
         return [device.no_team or device.no_ring]
     w, size = walk(problem), problem.dtype.itemsize
-    if w.reps == 1:
-        return ["a set is one run: there is nothing to share"]
     reasons = []
-    if not w.dense or (w.outer > 1 and w.x[0] != w.reps * w.x[1]):
+    if w.reps == 1:
+        if w.run < SHORTEST:
+            return [f"a set is one run of fewer than {SHORTEST} elements, which `row` reads"]
+        folded = _folded(problem, w)
+        if folded is None:
+            return [f"a set is one run, whose channels cannot be read as rows of {FOLDS[-1]} elements or more"]
+        w = folded
+    if not w.dense or (w.outer > 1 and w.x[0] != (w.folded or w.reps * w.x[1])) or (w.folded and w.y[0] != w.x[0]):
         reasons.append("one descriptor cannot describe x: its rows are not evenly spaced, or its columns not contiguous")
     if w.x[1] < w.columns:
         reasons.append("one descriptor cannot describe x: its rows overlap")
@@ -87,6 +103,11 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
     """Yield launches with blocks of several sizes and teams of several sizes."""
+    if w.reps == 1:
+        w = _folded(problem, w) or w
+    if w.folded:
+        yield from _folded_candidates(problem, w, device)
+        return
     size = problem.dtype.itemsize
     for block_j in (32, 64, 128):
         span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
@@ -118,6 +139,60 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingL
                 )
 
 
+def _folded(problem: NormProblem, w: Walk) -> Walk | None:
+    """Return the folded walk of sets that are one run each, or None if there is none.
+
+    A channel must begin at the start of a row, so that elements need no division to find their parameters.
+    """
+    channel = _channel(problem, w)
+    width = FOLDS[0] if channel in (1, w.run) else next((width for width in FOLDS if channel and channel % width == 0), 0)
+    return fold(w, width) if width and w.sets == 1 and w.run < 2**20 * width else None
+
+
+def _channel(problem: NormProblem, w: Walk) -> int:
+    """Return how many elements of a run have the same parameters, or 0 if scale and shift differ from weight and bias in this."""
+    found = {p.channel_run for _, p in maps(problem, w) if p.d}
+    return w.run if not found else found.pop() if len(found) == 1 else 0
+
+
+def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
+    """Yield launches whose units are one or more values of o, with or without parameters in shared memory."""
+    size, by_o, channel = problem.dtype.itemsize, axis_mask(w.param, w) & AXIS_O, _channel(problem, walk(problem))
+    shared = channel == 1 and not by_o  # all o share the parameters of each element
+    parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
+    single = w.folded * size % 16 != 0  # then blocks pass through shared memory once more before they are stored
+    for slot in (SLOT, SLOT // 2):
+        block_i = min(slot // (w.run * size), MOST_ROWS)
+        block = block_i * w.run  # elements
+        rows = ceil(w.reps / block_i)  # rows of blocks
+        sizes = {_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}
+        for members, tiles, kept in product(sizes, OUTERS, (True, False)):
+            blocks = ceil(rows / members)
+            reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters + (block * size if single else 0)
+            slots = min((device.shared - reserved) // (block * size), 32)
+            fits = tiles * blocks <= slots
+            if slots < BACK + SPARE + 2 or (tiles > 1 and not fits) or (kept and not parameters):
+                continue
+            yield RingLaunch(
+                walk=w,
+                programs=team_programs(ceil(w.outer / tiles), members, device),
+                warps=WARPS,
+                block_i=block_i,
+                block_j=w.run,
+                members=members,
+                spans=1,
+                tiles=tiles,
+                sets=tiles,
+                sets_per_block=2,
+                slots=slots if fits else slots - BACK,
+                keep=slots if fits else slots - BACK - SPARE,
+                back=0 if fits else BACK,
+                channel_rows=ceil(channel / w.run) if channel > 1 else 0,
+                single=single,
+                kept=kept,
+            )
+
+
 def _even(rows: int, most: int) -> int:
     """Return the smallest size of a team whose busiest member has no more rows of blocks than in a team of `most` members.
 
@@ -139,11 +214,13 @@ def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = BLOCK_US * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
-    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
+    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1 and not launch.walk.folded:
         block *= NARROW
+    if launch.walk.folded and not (launch.channel_rows or launch.kept):
+        block *= FROM_L2
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
-    exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
+    exchanged = UNIT + (FOLDED_TILE if launch.walk.folded else TILE) * launch.tiles + SET * launch.sets
     unit_time = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
     first = blocks * block / 2  # loads of the first unit, which overlap with nothing
     return LAUNCH_US + EXCHANGE + first + rounds * unit_time

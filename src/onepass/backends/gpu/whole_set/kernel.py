@@ -3,7 +3,8 @@
 Memory is x[o, r, s, t]. A set is the elements of one o and s, which share a mean and a variance. Its rows r are runs of
 `run` contiguous elements. Threads load a set row after row, one vector of a few elements at a time. So all threads have
 work, however short a row is, and sums need not distinguish columns. The elements between the rows belong to other sets,
-whose programs read them at the same time. A set that is too large for one program is shared by a team: its members take
+whose programs read them at the same time. In a folded walk (gpu/walk.py), a set is one run, which is read as rows that follow
+one another. A set that is too large for one program is shared by a team: its members take
 some rows each. (2) and (3) are equations of docs/theory.md.
 """
 
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 
 from onepass.backends.gpu.device.affine import fold_affine
-from onepass.backends.gpu.device.axes import AXIS_R, AXIS_T
+from onepass.backends.gpu.device.axes import AXIS_R, AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.elements import load, store
 from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import inverse_deviation, scaled_down, scaled_up, store_statistics
@@ -72,8 +73,16 @@ def whole_set_forward(
         store_statistics(stats, set_, mean, rstd, var, member == 0)
         for n in tl.static_range(mode.vectors):
             r, t, inside = _vectors(n, start, end, mode)
-            place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
-            factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R | AXIS_T, AXIS_T)
+            if not mode.folded:
+                place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
+                factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R | AXIS_T, AXIS_T)
+            elif mode.per_vector:  # parameters that differ only from vector to vector: t is that of the first element
+                first = r * mode.run + _start(n, mode)
+                place = Place(o=o, r=0, s=s, t=first, i_inside=inside, j_inside=here)
+                factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_T, NO_AXIS)
+            else:
+                place = Place(o=o, r=0, s=s, t=r * mode.run + t, i_inside=inside, j_inside=here)
+                factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_T, AXIS_T)
             if norm.centered and mode.members > 1:  # `centered` has the member's own mean subtracted, not the mean of the set
                 term += (own - mean) * factor
             y_at = _offset(o, s, r, t, y_o, y_r, y_s, mode.int32_offsets)
@@ -85,11 +94,18 @@ def _vectors(n, start, end, mode: tl.constexpr):
     """Return r and t of the n-th vector of each thread, and whether the vector lies in this member's rows."""
     vector = n * mode.threads + tl.arange(0, mode.threads)[:, None]
     r = start + vector // (mode.run // mode.vector)
-    t = vector % (mode.run // mode.vector) * mode.vector + tl.arange(0, mode.vector)[None, :]
+    t = _start(n, mode) + tl.arange(0, mode.vector)[None, :]
     inside = r < end
     if mode.even:
         inside = tl.full((mode.threads, 1), True, tl.int1)
     return r, t, inside
+
+
+@triton.jit
+def _start(n, mode: tl.constexpr):
+    """Return t of the first element of the n-th vector of each thread."""
+    vector = n * mode.threads + tl.arange(0, mode.threads)[:, None]
+    return vector % (mode.run // mode.vector) * mode.vector
 
 
 @triton.jit

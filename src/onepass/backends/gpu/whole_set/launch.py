@@ -14,6 +14,7 @@ import torch
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, offsets_fit_int32, view_of
 from onepass.backends.gpu.launch.fields import Count
 from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
+from onepass.backends.gpu.partials.parameters import maps as parameter_maps
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.core.problem import NormProblem
 
@@ -37,6 +38,8 @@ class WholeSetMode(NamedTuple):
     same_strides: bool  # x and y have the same strides
     int32_offsets: bool  # offsets into x and y fit in 32 bits
     even: bool  # all threads of all members have the same number of vectors
+    folded: bool  # the walk is folded
+    per_vector: bool  # folded: all elements of a vector have the same parameters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class WholeSetLaunch(SharedSetLaunch):
             WholeSetMode(
                 *(self.block_i, self.block_j, self.vectors, w.run, power_of_two(self.members)),
                 *(w.dense, w.x == w.y, offsets_fit_int32(w), even),
+                *(w.folded, w.folded and all(p.channel_run % self.block_j == 0 for _, p in parameter_maps(problem, w) if p.d)),
             ),
         )
 

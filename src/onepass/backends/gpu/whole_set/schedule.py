@@ -12,7 +12,7 @@ from math import ceil
 
 from onepass.backends.gpu.cost import copy_rate, round_time, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
-from onepass.backends.gpu.walk import Walk, walk
+from onepass.backends.gpu.walk import Walk, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -26,6 +26,10 @@ PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements per thread to
 
 THREADS = 512  # threads of a multiprocessor, in one program or several: it has MAX_REGISTERS registers (launch.py) for each
 
+# If a set is one run, the walk is folded: the run is read as rows that follow one another.
+SHORTEST = 8193  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+FOLD, LEAST_FOLD = 64, 8  # elements of a row: the largest power of two in this range that divides the run
+
 UNLIMITED = 2**20  # programs on each multiprocessor, if they need not run at the same time
 
 # Times in microseconds, from measurements on an H200, 2026-11-16, in the scale of the other families' costs.
@@ -37,8 +41,8 @@ ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits f
 
 def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
     w = walk(problem)
-    if w.reps == 1:
-        return ["a set is one run, which `row` reads"]
+    if w.reps == 1 and (w.run < SHORTEST or w.run % LEAST_FOLD):
+        return [f"a set is one run of fewer than {SHORTEST} elements, or its length is no multiple of {LEAST_FOLD}"]
     if w.total >= 2**30:
         return ["there are 2**30 sets or more, and programs are counted in 32 bits"]
     if not any(_candidates(problem, w, device)):
@@ -63,6 +67,8 @@ def whole_set_cost(problem: NormProblem, device: Device, invariant: bool) -> flo
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[WholeSetLaunch]:
     """Yield launches with teams of several sizes, and with few or many elements for each thread."""
+    if w.reps == 1:
+        w = fold(w, min(w.run & -w.run, FOLD))
     vector = min(w.run & -w.run, VECTOR_BYTES // problem.dtype.itemsize)
     most = 1 if device.kind == "cpu" or device.no_team else device.sms  # interpreted programs run one by one
     choice = PER_THREAD if device.prefetches else PER_THREAD_ON_AMD
@@ -100,4 +106,4 @@ def _time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float
 
 
 def _rate(problem: NormProblem, launch: WholeSetLaunch) -> float:
-    return copy_rate(launch.walk.run * problem.dtype.itemsize)
+    return 1.0 if launch.walk.folded else copy_rate(launch.walk.run * problem.dtype.itemsize)

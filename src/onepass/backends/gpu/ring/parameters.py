@@ -1,0 +1,98 @@
+"""The parameters of a folded walk, in which they differ along the rows of a block.
+
+A folded walk (gpu/walk.py) takes a run as rows r of block_j elements t, so the element (r, t) is number r·block_j + t of the
+run. A team of programs, its members, shares a unit of work, which is some values of o. A member has the same rows of every
+unit. So if each element of a run has its own weight and bias, and all o share them, a member keeps those of its rows in
+shared memory.
+"""
+
+from typing import Any, NamedTuple
+
+from onepass.backends.gpu.device.affine import fold_affine, parameter, scale_and_shift
+from onepass.backends.gpu.device.axes import AXIS_T, NO_AXIS
+from onepass.backends.gpu.device.groups import Place
+
+from .elements import as_float32
+from .gluon import gl, jit
+
+# What parameters differ by: RingMode.differ of ring/launch.py.
+ELEMENT, ROW, BLOCK = gl.constexpr("element"), gl.constexpr("row"), gl.constexpr("block")
+
+
+class Kept(NamedTuple):
+    """Weight and bias of a member's rows in shared memory, of shape [blocks of a run, block_i, block_j]."""
+
+    weight: Any
+    bias: Any
+
+
+@jit
+def keep(affine, ring, mode: gl.constexpr):
+    """Allocate shared memory for the parameters that a member keeps. What is not kept is a placeholder: the ring's buffer."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    weight = ring.buffer
+    bias = ring.buffer
+    if mode.kept > 0:
+        if affine.weight_ptr is not None:
+            weight = gl.allocate_shared_memory(affine.weight_ptr.dtype.element_ty, [mode.kept, mode.block_i, mode.block_j], PLAIN)
+        if affine.bias_ptr is not None:
+            bias = gl.allocate_shared_memory(affine.bias_ptr.dtype.element_ty, [mode.kept, mode.block_i, mode.block_j], PLAIN)
+    return Kept(weight=weight, bias=bias)
+
+
+@jit
+def fill(kept, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the parameters of this member's rows. Each thread later reads what it has stored, so no barrier is needed."""
+    for block in range(work.blocks):
+        place = _place(0, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
+        if affine.weight_ptr is not None:
+            weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
+            kept.weight.index(block).store(weight.to(kept.weight.dtype))
+        if affine.bias_ptr is not None:
+            bias = parameter(affine.bias_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
+            kept.bias.index(block).store(bias.to(kept.bias.dtype))
+
+
+@jit
+def gain_and_term(kept, affine, maps, o, first, block, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return gain and term such that y = activation((x - mean)·rstd·gain + term), for a block of rows from `first`.
+
+    `block` is the number of the block among those of this member in one run.
+    """
+    place = _place(o, first, view, split, mode, LAYOUT)
+    if mode.kept > 0:
+        gain = 1.0
+        term = 0.0
+        if affine.weight_ptr is not None:
+            gain = as_float32(kept.weight.index(block).load(LAYOUT))
+            if norm.weight_offset != 0.0:
+                gain = gain + norm.weight_offset
+        if affine.bias_ptr is not None:
+            term = as_float32(kept.bias.index(block).load(LAYOUT))
+        gain, term = scale_and_shift(
+            gain, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, AXIS_T, AXIS_T
+        )
+    elif mode.differ == BLOCK:
+        gain, term = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)
+    elif mode.differ == ROW:
+        gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_T, NO_AXIS)
+    else:
+        gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_T, AXIS_T)
+    return gain, term
+
+
+@jit
+def _place(o, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return the Place of a block whose first row is `first`. Its t is a channel, if parameters differ by row or by block."""
+    r = first + gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, LAYOUT)), 0)
+    if mode.differ == BLOCK:
+        t = first // split.channel_rows
+    elif mode.differ == ROW:  # r // channel_rows, in three instructions instead of twenty; exact for r below 2²⁰
+        t = ((r.to(gl.float32) + 0.5) * (1.0 / split.channel_rows)).to(gl.int32)
+    else:
+        t = r * mode.block_j + j
+    inside = r < view.reps
+    if mode.phased:
+        inside = r * mode.block_j + j < view.length
+    return Place(o=o, r=0, s=0, t=t, i_inside=inside, j_inside=j < mode.block_j)

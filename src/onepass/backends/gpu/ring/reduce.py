@@ -1,0 +1,192 @@
+"""The group `reduce` of the ring kernel: the moments (mean and M2) of the blocks in the ring, tile by tile, for `publish`.
+
+Memory is x[o, r, s, t]. A tile is some columns (s, t) of one o, in blocks of rows r. Usually several sets share a tile, so each
+column gets moments of its own. In a folded walk (gpu/walk.py) a tile is one set, so all its elements can be merged: a lane,
+which is a thread, sums up its own elements, whatever their columns. Warps merge their lanes once for each tile, and `publish`
+(ring/exchange.py) merges the warps. Numbers such as (14) are equations of docs/theory.md.
+"""
+
+from onepass.backends.gpu.device.moments import DOWN, UP, join, merge, update
+
+from .channel import acquire_to_read, acquire_to_write, release_block, release_to_readers
+from .elements import as_float32, beyond_reach
+from .gluon import gl, jit
+from .layouts import apply_layout, lane_layout, reduce_layout
+from .stress import crowded, late
+
+PARTS = gl.constexpr(3)  # what a warp sends to `publish` for each tile of a folded walk: the mean, M2 and number of its elements
+
+
+@jit
+def reduce(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute the moments of each tile, for `publish`. Release each block that will be loaded again."""
+    if mode.folded:
+        _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm, mode)
+    else:
+        _reduce_columns(ring, moments, work, view, split, norm, mode)
+
+
+@jit
+def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute the mean and M2 of each column."""
+    BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of this member's last block
+    rows = rows_of(work.member, split.members, view.reps, mode.block_i)
+    at = 0
+    turn = 0
+    for _unit in range(work.team, work.units, split.teams):
+        for tile in range(mode.tiles):
+            mean = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
+            m2 = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
+            k = 0.0
+            for block in range(work.blocks):
+                x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
+                k += 1.0
+                inside = True
+                if mode.ragged:
+                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
+                    x = gl.where(inside, x, 0.0)
+                mean, m2 = update(mean, m2, k, x, inside, norm.centered)
+                at += 1
+            n = k
+            if mode.ragged:
+                n = gl.where(last + i < view.reps, k, k - 1.0)
+            mean, m2 = merge(mean, m2, n, rows, 0, norm.centered)
+            _acquire(moments, turn, mode)
+            moments.buffer.index(turn % 2 * 2).store(gl.reshape(mean, [mode.block_j]))
+            moments.buffer.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [mode.block_j]))
+            release_to_readers(moments, turn % 2)
+            turn += 1
+
+
+@jit
+def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute mean, M2 and number of the elements that each warp has of a tile."""
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
+    LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
+    EACH: gl.constexpr = min(16 // SIZE, mode.block_j)  # contiguous elements of a lane
+    WIDE: gl.constexpr = mode.block_j // EACH  # lanes of a row
+    HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
+    ROWS: gl.constexpr = mode.block_i // HIGH  # rows of a lane
+    LANE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(3, LANES))
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    at = 0
+    turn = 0
+    for unit in range(work.team, work.units, split.teams):
+        for tile in range(mode.tiles):
+            mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
+            m2 = gl.zeros([HIGH, WIDE], gl.float32, LANE)
+            n = gl.zeros([HIGH, WIDE], gl.float32, LANE)
+            for block in range(work.blocks):
+                x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
+                x = gl.convert_layout(gl.reshape(x, [ROWS, HIGH, WIDE, EACH]), LANES)
+                left = view.length - (work.member + block * split.members) * (mode.block_i * mode.block_j)
+                more = gl.full([HIGH, WIDE], ROWS * EACH, gl.float32, LANE)  # elements of a lane
+                lane_mean = mean
+                if mode.ragged:
+                    if left < (mode.block_i + 2) * mode.block_j:  # the end of a run is near
+                        number = gl.convert_layout(gl.reshape(i * mode.block_j + j, [ROWS, HIGH, WIDE, EACH]), LANES)
+                        if mode.phased:
+                            x = beyond_reach(x, number, x_ptr, unit * mode.tiles + tile, left, total, view, split)
+                        x, lane_mean, more = _end_of_run(x, number < left, norm)
+                    else:
+                        x, lane_mean = _centered(x, more, norm, mean)
+                else:
+                    x, lane_mean = _centered(x, more, norm, mean)
+                mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
+                at += 1
+            mean, m2, n = _by_warps(mean, mode.warps), _by_warps(m2, mode.warps), _by_warps(n, mode.warps)
+            count = gl.sum(n, 1, keep_dims=True)
+            mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
+            _acquire(moments, turn, mode)
+            first = turn % 2 * PARTS
+            moments.buffer.index(first).store(gl.reshape(mean, [mode.warps]))
+            moments.buffer.index(first + 1).store(gl.reshape(m2, [mode.warps]))
+            moments.buffer.index(first + 2).store(gl.reshape(count, [mode.warps]))
+            release_to_readers(moments, turn % 2)
+            turn += 1
+
+
+@jit
+def merge_warps(moments, first, norm: gl.constexpr):
+    """Merge what the warps sent for a tile, at `first` of the channel. Return mean and M2 of this member's part of the set. (14), (15)"""
+    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    mean, m2 = moments.buffer.index(first).load(WARP), moments.buffer.index(first + 1).load(WARP)
+    n = moments.buffer.index(first + 2).load(WARP)
+    return merge(mean, m2, n, gl.sum(n, 0), None, norm.centered)
+
+
+@jit
+def _take(ring, at, dropped, BLOCK: gl.constexpr, mode: gl.constexpr):
+    """Return this member's next block, in registers. If it is to be dropped, release its slot of the ring."""
+    slot = at % mode.slots
+    acquire_to_read(ring, slot, at // mode.slots & 1)
+    late(mode.stress, "reduce block", mode.warps)
+    crowded(mode.stress, "reduce crowd", ring.buffer, mode.warps)
+    x = as_float32(ring.buffer.index(slot).load(BLOCK))
+    if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
+        if dropped:
+            late(mode.stress, "reduce release", mode.warps)
+            release_block(ring, slot, mode)
+    return x
+
+
+@jit
+def _acquire(moments, turn, mode: gl.constexpr):
+    """Wait until the channel has room for the moments of a tile."""
+    acquire_to_write(moments, turn % 2, turn // 2 & 1)
+    late(mode.stress, "reduce moments", mode.warps)
+
+
+@jit
+def _sum(x):
+    """Sum up the elements of each lane."""
+    return gl.sum(gl.sum(x, 3), 0)
+
+
+@jit
+def _centered(x, n, norm: gl.constexpr, mean):
+    """Return x minus the mean of its lane, and that mean; without `centered`, x and `mean`. Each lane has n elements."""
+    if norm.centered:
+        mean = _sum(x * DOWN) / n * UP
+        x = x - gl.expand_dims(gl.expand_dims(mean, 0), 3)
+    return x, mean
+
+
+@jit
+def _end_of_run(x, inside, norm: gl.constexpr):
+    """As `_centered`, for a block of which only some elements are `inside` the run. Return the number of these, too."""
+    n = _sum(gl.where(inside, 1.0, 0.0))
+    x, mean = _centered(gl.where(inside, x, 0.0), gl.maximum(n, 1.0), norm, n)
+    return gl.where(inside, x, 0.0), mean, n
+
+
+@jit
+def _by_warps(lanes, WARPS: gl.constexpr):
+    """Return the values of all lanes as a matrix with a row for each warp."""
+    return gl.reshape(lanes, [WARPS, 32])
+
+
+@jit
+def rows_of(member, members, reps, BLOCK_I: gl.constexpr):
+    """Return how many rows of a unit a member has; 0 if there is no such member.
+
+    Members take blocks of BLOCK_I rows in turn. Only the last block may have fewer rows.
+    """
+    blocks = (reps + BLOCK_I - 1) // BLOCK_I
+    mine = blocks // members + gl.where(member < blocks % members, 1, 0)
+    missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK_I - reps, 0)
+    return gl.where(member < members, mine * BLOCK_I - missing, 0).to(gl.float32)
+
+
+@jit
+def elements_of(member, members, view, mode: gl.constexpr):
+    """Return how many elements of a set a member has."""
+    n = rows_of(member, members, view.reps, mode.block_i) * view.run
+    if mode.phased:  # the last row is shorter
+        last = ((view.reps + mode.block_i - 1) // mode.block_i - 1) % members
+        n -= gl.where(member == last, view.reps * view.run - view.length, 0).to(gl.float32)
+    return n
