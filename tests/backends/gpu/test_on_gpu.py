@@ -111,6 +111,24 @@ def _sharing(family):
     return call
 
 
+def _long_rows(family, length):
+    """A set is one run, which is read as rows that follow one another."""
+
+    def call(x):
+        rows = x.flatten()[: x.numel() // length * length].reshape(-1, length).clone()
+        with pinned(family):
+            return O.layer_norm(rows, (length,), activation="silu")
+
+    return call
+
+
+LONG_ROWS = {  # 52001 is odd, so the rows begin at different places between multiples of 16 bytes
+    "ring, long rows": _long_rows("ring", 40960),
+    "ring, odd rows": _long_rows("ring", 52001),
+    "whole_set, long rows": _long_rows("whole_set", 40960),
+}
+
+
 KINDS = {  # a call and an input for each family
     "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
     "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
@@ -119,6 +137,7 @@ KINDS = {  # a call and an input for each family
     "tile_reread": lambda x: O.group_norm(x.repeat(1, 1, 8, 24).to(memory_format=torch.channels_last), 4, activation="silu"),
     "apply": lambda x: O.batch_norm(x, *torch.ones(2, x.shape[1], device=x.device)),
     **{family: _sharing(family) for family in SHARING},
+    **LONG_ROWS,
 }
 
 
@@ -130,7 +149,7 @@ def _plan(call, x):
     return onepass.explain(call, x).forward.family
 
 
-@pytest.mark.parametrize("family", [family for family in KINDS if family not in SHARING])
+@pytest.mark.parametrize("family", [family for family in KINDS if family not in (*SHARING, *LONG_ROWS)])
 def test_the_planner_picks_it(family):
     assert _plan(KINDS[family], _input()) == family
 

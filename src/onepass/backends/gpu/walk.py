@@ -66,15 +66,15 @@ def walk(problem: NormProblem, cut: bool = False) -> Walk:
     return Walk(found.total, x.run // channel_run, x.sets, channel_run, x_strides, y_strides, *params)
 
 
-def fold(w: Walk, width: int) -> Walk:
+def fold(w: Walk, width: int, before: int = 0) -> Walk:
     """Return the walk that takes each run as rows of `width` elements, which follow one another. w.reps must be 1.
 
-    The last row may be shorter. Folding changes how blocks cover memory, not which parameter an element has: the maps stay
+    The last row may be shorter. Rows may begin up to `before` elements before the run. Folding changes how blocks cover memory, not which parameter an element has: the maps stay
     as they are, and their t is r·width + t of the folded walk.
     """
     assert w.reps == 1, w
     x, y = ((strides[0], width, strides[2]) for strides in (w.x, w.y))
-    return replace(w, reps=ceil(w.run / width), run=width, x=x, y=y, folded=w.run)
+    return replace(w, reps=ceil((w.run + before) / width), run=width, x=x, y=y, folded=w.run)
 
 
 def by_channel(w: Walk) -> Walk:

@@ -48,13 +48,13 @@ def activated(z, ACTIVATION: gl.constexpr):
 
 
 @jit
-def beyond_reach(x, number, x_ptr, o, left, total, view, split):
+def beyond_reach(x, number, x_ptr, run, first, total, view, split):
     """Return a block with those elements that the descriptor does not reach: up to two rows at the end of the last run.
 
-    `number` counts the elements of the block. From its first element, `left` elements are left of the run.
+    `number` counts the elements of the block, and `first` is the number of its first element, from where the run is read.
     """
-    if o == total - 1:
-        at = view.length - left + number
-        missing = (number < left) & (at >= split.reach)
-        x = gl.where(missing, gl.load(x_ptr + o.to(gl.int64) * view.length + at, mask=missing, other=0.0).to(x.dtype), x)
+    if run.o == total - 1:
+        at = first + number
+        missing = (at < run.end) & (at >= split.reach)
+        x = gl.where(missing, gl.load(x_ptr + run.start + at, mask=missing, other=0.0).to(x.dtype), x)
     return x

@@ -16,7 +16,8 @@ from onepass.backends.gpu.device.moments import DOWN, UP, inverse_deviation, joi
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .gluon import barrier, gl, jit
-from .reduce import PARTS, elements_of, merge_warps, rows_of
+from .reduce import PARTS, elements_of, merge_warps, share_of
+from .runs import run_of, runs_of
 from .stress import late
 
 PUBLISH_WARPS = gl.constexpr(1)
@@ -35,7 +36,7 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
     TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     SET: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     set_ = gl.arange(0, SETS, SET)
-    rows = rows_of(work.member, split.members, view.reps, mode.block_i)
+    rows = share_of(work.member, split.members, view.reps, mode.block_i)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from the start of this unit to the last one
@@ -110,7 +111,6 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
     count = view.reps.to(gl.float32) * view.run
     if mode.folded:
         count = view.length.to(gl.float32)
-    n = elements_of(part, split.members, view, mode)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
@@ -132,10 +132,11 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
         late(mode.stress, "combine parts", WARPS)
         at = _part_of(exchange.parts_ptr, unit, set_, part, split.members, SETS)
         mean, m2 = _load_parts(at, part < split.members, SETS * split.members)
-        n_mean = n
+        runs = runs_of(unit, view, split, mode)
+        n_mean = elements_of(part, split.members, runs.phase, view, mode)
         for first in range(mode.parts, split.members, mode.parts):
             more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
-            more = elements_of(first + part, split.members, view, mode)
+            more = elements_of(first + part, split.members, runs.phase, view, mode)
             mean, m2, n_mean = join(mean, m2, n_mean, more_mean, more_m2, more, norm.centered)
         mean, m2 = merge(mean, m2, n_mean, count, 1, norm.centered)
         var = m2 / count
@@ -147,9 +148,14 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
             lines.buffer.index(line_at + tile * 4 + 1).store(gl.gather(gl.reshape(rstd, [SETS]), set_of_column, 0))
         release_to_readers(lines, turn % 2)
         if work.member == 0:
-            of = span * (mode.tiles * BLOCK_J // view.run) + set_
-            there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run) & (o * view.sets + of < total)
-            store_statistics(stats, o * view.sets + of, mean, rstd, var, there)
+            if mode.folded:
+                to = run_of(runs, set_, view, mode).o
+                there = (set_ < mode.tiles) & (to < total)
+            else:
+                of = span * (mode.tiles * BLOCK_J // view.run) + set_
+                to = o * view.sets + of
+                there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run)
+            store_statistics(stats, to, mean, rstd, var, there)
         # The counter now counts the members that have read `parts`. The last of them resets it to 0.
         late(mode.stress, "combine leave", WARPS)
         if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:

@@ -28,9 +28,10 @@ from .elements import activated, as_float32, beyond_reach
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS, combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .launch import RingSplit, RingView
-from .layouts import apply_layout, single_layout
-from .parameters import fill, gain_and_term, keep
+from .layouts import apply_layout
+from .parameters import ELEMENT, ROW, fill, gain_and_term, keep
 from .reduce import PARTS, reduce
+from .runs import run_of, runs_of
 from .stress import crowded, fenced, late, spare
 
 
@@ -81,8 +82,8 @@ def ring_forward(
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     units = total // view.sets * split.spans
-    if mode.folded:  # the last unit may have fewer values of o
-        units = (total + mode.tiles - 1) // mode.tiles
+    if mode.folded:  # some units may have fewer values of o
+        units = split.units_of_phase * gl.minimum(mode.phases, total)
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
     again = gl.maximum(mode.tiles * blocks - mode.keep, 0)
     work = Work(team=team, member=member, units=units, blocks=blocks, again=again)
@@ -108,37 +109,40 @@ def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
     at = 0
     again_at = 0
     for unit in range(work.team, work.units, split.teams):
+        runs = runs_of(unit, view, split, mode)
         for block in range(mode.tiles * work.blocks):
             slot, phase = at % mode.slots, at // mode.slots & 1
-            _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode)
+            _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode)
             at += 1
             if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
                 if (block < work.again) & (unit != work.team):  # blocks to load again, in reverse order
                     slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
-                    _load_block(x_desc, ring, slot, phase, unit - split.teams, work.again - 1 - block, work, view, split, mode)
+                    before = runs_of(unit - split.teams, view, split, mode)
+                    _load_block(x_desc, ring, slot, phase, unit - split.teams, before, work.again - 1 - block, work, view, split, mode)
                     again_at += 1
     if mode.back > 0:
         last = work.team + (work.units - 1 - work.team) // split.teams * split.teams
+        runs = runs_of(last, view, split, mode)
         for block in range(work.again):
             slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
-            _load_block(x_desc, ring, slot, phase, last, work.again - 1 - block, work, view, split, mode)
+            _load_block(x_desc, ring, slot, phase, last, runs, work.again - 1 - block, work, view, split, mode)
             again_at += 1
 
 
 @jit
 def _of_tile(block, work, mode: gl.constexpr):
     """Return the tile of a unit that a member's block belongs to, and the number of the block in that tile."""
-    if mode.blocks == 0:  # members have different numbers of blocks
-        tile, within = block // work.blocks, block % work.blocks
-    elif mode.tiles == 1:
+    if mode.tiles == 1:
         tile, within = 0, block
-    else:
+    elif mode.blocks > 0:
         tile, within = block // mode.blocks, block % mode.blocks
+    else:  # members have different numbers of blocks
+        tile, within = block // work.blocks, block % work.blocks
     return tile, within
 
 
 @jit
-def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode: gl.constexpr):
+def _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode: gl.constexpr):
     BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
     tile, block = _of_tile(block, work, mode)
     o, column = unit // split.spans, (unit % split.spans * mode.tiles + tile) * mode.block_j
@@ -146,8 +150,8 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
         o, column = unit * mode.tiles + tile, 0
     row = o * view.reps
     if mode.phased:  # rows overlap, so a column may be beyond the first block_j
-        start = o.to(gl.int64) * view.length
-        row, column = (start // mode.block_j).to(gl.int32), (start % mode.block_j).to(gl.int32)
+        run = run_of(runs, tile, view, mode)
+        row, column = (run.start // mode.block_j).to(gl.int32), (run.start % mode.block_j).to(gl.int32)
     row += (work.member + block * split.members) * mode.block_i
     acquire_to_write(ring, slot, phase)
     # A group's loads from this slot may still be in flight. The copy by the tensor memory accelerator takes another path
@@ -163,18 +167,27 @@ def _load_block(x_desc, ring, slot, phase, unit, block, work, view, split, mode:
 @jit
 def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute and store y: first for the blocks that stayed in the ring, then for those that are loaded again."""
-    BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
+    HALVES: gl.constexpr = 1 if mode.folded else mode.at_once
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, HALVES)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
-    if mode.kept > 0:
-        fill(kept, affine, maps, work, view, split, norm, mode, BLOCK)
     here = mode.tiles * work.blocks
+    runs = runs_of(work.team, view, split, mode)
+    kept_phase = runs.phase
+    if mode.kept > 0:
+        fill(kept, kept_phase, affine, maps, work, view, split, norm, mode, BLOCK)
+    gain, shift = _parameters(runs, 0, here, kept, affine, maps, work, view, split, norm, mode, BLOCK)
     at = 0
     again_at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, column = unit // split.spans, unit % split.spans * (mode.tiles * mode.block_j)
         line_at = turn % 2 * (mode.tiles * 4)
+        runs = runs_of(unit, view, split, mode)
+        if mode.kept > 0 and mode.phases > 1:  # noqa: SIM102
+            if runs.phase != kept_phase:
+                fill(kept, runs.phase, affine, maps, work, view, split, norm, mode, BLOCK)
+                kept_phase = runs.phase
         acquire_to_read(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "apply lines", mode.warps)
         mean, factor, term = _line(lines, line_at, BLOCK, mode)
@@ -183,20 +196,30 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
             if mode.at_once == 2:  # load the second block while the first is applied
                 following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
             for more in gl.static_range(mode.at_once):
-                number = work.again + step + more
-                tile, block = _of_tile(gl.where(number < here, number, here - 1 - step - more), work, mode)
+                tile, block = _of_step(step + more, here, work, mode)
                 if mode.tiles > 1:
                     mean, factor, term = _line(lines, line_at + tile * 4, BLOCK, mode)
                 first = (work.member + block * split.members) * mode.block_i
                 if mode.folded:
-                    o = unit * mode.tiles + tile
-                    left = view.length - first * mode.block_j  # elements of the run from the start of this block
+                    run = run_of(runs, tile, view, mode)
+                    number = i * mode.block_j + j  # of each element of the block
                     if mode.phased:
-                        if left < (mode.block_i + 2) * mode.block_j:
-                            x = beyond_reach(x, i * mode.block_j + j, x_ptr, o, left, total, view, split)
-                    gain, shift = gain_and_term(kept, affine, maps, o, first, block, view, split, norm, mode, BLOCK)
-                    z = _centered(x, mean, norm) * (factor * gain) + shift
-                    _store_run(y_ptr, activated(z, norm.activation), o, first, left, total, view, mode, BLOCK)
+                        if run.end - first * mode.block_j < (mode.block_i + 2) * mode.block_j:  # the end of the run is near
+                            x = beyond_reach(x, number, x_ptr, run, first * mode.block_j, total, view, split)
+                    if mode.differ == ELEMENT:
+                        each_gain, each_shift = gain_and_term(kept, affine, maps, run, first, block, view, split, norm, mode, BLOCK)
+                        z = _centered(x, mean, norm) * (factor * each_gain) + each_shift
+                    else:  # load those of the next block while this one is applied
+                        is_last = step + more + 1 == here
+                        next_runs = runs_of(gl.where(is_last, unit + split.teams, unit), view, split, mode)
+                        next_step = gl.where(is_last, 0, step + more + 1)
+                        next_gain, next_shift = _parameters(
+                            next_runs, next_step, here, kept, affine, maps, work, view, split, norm, mode, BLOCK
+                        )
+                        z = _centered(x, mean, norm) * (factor * gain) + shift
+                        gain, shift = next_gain, next_shift
+                    y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
+                    _store_run(y_ptr + run.start, y, number, first * mode.block_j, run, total, mode)
                 else:
                     z = _centered(x, mean, norm) * factor + term
                     y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
@@ -216,6 +239,27 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
 
 
 @jit
+def _of_step(step, here, work, mode: gl.constexpr):
+    """Return tile and block of a step of `_apply`. The last blocks are those that are loaded again, in reverse order."""
+    number = work.again + step
+    return _of_tile(gl.where(number < here, number, here - 1 - step), work, mode)
+
+
+@jit
+def _parameters(runs, step, here, kept, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, BLOCK: gl.constexpr):
+    """Return gain and term of a step, of shape [I, 1] or [1, 1], if they differ by rows or by blocks; otherwise 0."""
+    gain = gl.zeros([mode.block_i if mode.differ == ROW else 1, 1], gl.float32, BLOCK)
+    term = gain
+    if mode.folded and mode.differ != ELEMENT:
+        tile, block = _of_step(step, here, work, mode)
+        first = (work.member + block * split.members) * mode.block_i
+        run = run_of(runs, tile, view, mode)
+        a, b = gain_and_term(kept, affine, maps, run, first, block, view, split, norm, mode, BLOCK)
+        gain, term = gain + a, term + b
+    return gain, term
+
+
+@jit
 def _centered(x, mean, norm: gl.constexpr):
     x = as_float32(x)
     if norm.centered:
@@ -224,17 +268,14 @@ def _centered(x, mean, norm: gl.constexpr):
 
 
 @jit
-def _store_run(y_ptr, y, o, first, left, total, view, mode: gl.constexpr, BLOCK: gl.constexpr):
-    """Store a block of a run whose first row is `first`. From there, `left` elements are left of the run."""
-    LAYOUT: gl.constexpr = single_layout(mode.block_j, mode.warps) if mode.single else BLOCK
-    y = y.to(y_ptr.dtype.element_ty)
-    if mode.single:
-        y = gl.convert_layout(y, LAYOUT)
-    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
-    number = i * mode.block_j + gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, LAYOUT)), 0)
-    to = y_ptr + (o.to(gl.int64) * view.y_o + first.to(gl.int64) * mode.block_j) + number
+def _store_run(y_ptr, y, number, first, run, total, mode: gl.constexpr):
+    """Store a block of a run. `number` counts the elements of the block, and `first` is the number of its first element."""
+    to = y_ptr + first + number
     if mode.ragged:
-        gl.store(to, y, mask=(number < left) & (o < total), cache_modifier=".cs")
+        if (first >= run.phase) & (first + mode.block_i * mode.block_j <= run.end) & (run.o < total):
+            gl.store(to, y, cache_modifier=".cs")
+        else:
+            gl.store(to, y, mask=(first + number >= run.phase) & (first + number < run.end) & (run.o < total), cache_modifier=".cs")
     else:
         gl.store(to, y, cache_modifier=".cs")
 
@@ -261,9 +302,13 @@ def _take(ring, step, here, again, at, again_at, BLOCK: gl.constexpr, mode: gl.c
 
 @jit
 def _line(lines, at, BLOCK: gl.constexpr, mode: gl.constexpr):
-    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J]. In a folded walk, factor is rstd."""
-    mean = lines.buffer.index(at).load(gl.SliceLayout(0, BLOCK))
-    factor = lines.buffer.index(at + 1).load(gl.SliceLayout(0, BLOCK))
+    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J].
+
+    In a folded walk, all columns have the same mean and rstd. Then the shapes are [1, 1], and factor is rstd.
+    """
+    WIDTH: gl.constexpr = 1 if mode.folded else mode.block_j
+    mean = lines.buffer.index(at).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
+    factor = lines.buffer.index(at + 1).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
     term = mean
     if not mode.folded:
         factor = factor * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))

@@ -10,7 +10,7 @@ programs, its members, shares a unit. A slot of the ring holds one block of x, w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -43,7 +43,8 @@ class RingSplit(NamedTuple):
     spans: Count  # units for each o
     columns: Length  # columns (s, t) for each o
     channel_rows: Count  # folded: rows of a channel
-    reach: Count  # phased: how many elements of the last run the descriptor reaches
+    reach: Count  # phased: how many elements the descriptor reaches, from where the last run is read
+    units_of_phase: Count  # folded: units whose runs have the same phase
 
 
 class RingMode(NamedTuple):
@@ -63,7 +64,8 @@ class RingMode(NamedTuple):
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
     differ: str  # folded: what parameters differ by, "element", "row" or "block"
     phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
-    single: bool  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
+    vector: int  # folded: elements of 16 bytes
+    phases: int  # folded: in how many places between two multiples of 16 bytes runs begin: see ring/runs.py
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
 
@@ -81,12 +83,21 @@ class RingLaunch(SharedSetLaunch):
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
-    single: bool = False  # folded: y is stored one element at a time, because runs do not begin at multiples of 16 bytes
+    vector: int = 1  # folded: elements of 16 bytes
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property
     def units(self) -> int:
-        return ceil(self.walk.outer / self.tiles) if self.walk.folded else self.walk.outer * self.spans
+        return self.units_of_phase * min(self.phases, self.walk.outer) if self.walk.folded else self.walk.outer * self.spans
+
+    @property
+    def phases(self) -> int:
+        """In how many places between two multiples of 16 bytes the runs of a folded walk begin."""
+        return self.vector // gcd(self.vector, self.walk.folded) if self.walk.folded else 1
+
+    @property
+    def units_of_phase(self) -> int:
+        return ceil(ceil(self.walk.outer / self.phases) / self.tiles)
 
     @property
     def blocks_of_tile(self) -> int:
@@ -150,9 +161,10 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def _reach(self) -> int:
-        """How many elements of the last run the descriptor reaches."""
+        """How many elements the descriptor reaches, from where the last run is read. It takes one row for every `run` elements."""
         w = self.walk
-        return (w.outer * w.folded // w.run * w.run - (w.outer - 1) * w.folded) if self.phased else 0
+        rows = w.outer * w.folded // w.run - 1 - (w.outer - 1) * w.folded // w.run
+        return rows * w.run if self.phased else 0
 
     @property
     def differ(self) -> str:
@@ -161,12 +173,21 @@ class RingLaunch(SharedSetLaunch):
             return "element"
         return "row" if self.channel_rows % self.block_i else "block"
 
+    @property
+    def even(self) -> bool:
+        """Whether all members have the same number of blocks of a tile."""
+        return ceil(self.walk.reps / self.block_i) % self.members == 0
+
+    @property
+    def pairs(self) -> bool:
+        """Whether two blocks can be applied at a time: each member has an even number, and all stay."""
+        w, rows = self.walk, ceil(self.walk.reps / self.block_i)
+        return not self.back and (rows % (2 * self.members) == 0 or bool(w.folded and self.tiles % 2 == 0))
+
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
         rows = ceil(w.reps / self.block_i)
-        even = rows % (2 * self.members) == 0 or (w.folded and self.tiles % 2 == 0)
-        pairs = not self.back and even and not self.single  # two blocks can be applied at a time
-        last = w.outer % self.tiles if w.folded else w.columns % (self.tiles * self.block_j)
+        last = w.outer % (self.tiles * self.phases) if w.folded else w.columns % (self.tiles * self.block_j)
         return RingMode(
             self.block_i,
             self.block_j,
@@ -177,14 +198,15 @@ class RingLaunch(SharedSetLaunch):
             self.slots,
             self.keep,
             self.back,
-            2 if pairs else 1,
+            2 if self.pairs else 1,
             self.warps,
             bool(w.reps % self.block_i or last or self.phased),
             bool(w.folded),
-            rows // self.members if rows % self.members == 0 else 0,
+            rows // self.members if self.even else 0,
             self.differ,
             self.phased,
-            self.single,
+            self.vector,
+            self.phases,
             self.blocks_of_tile if self.kept else 0,
             stress,
         )
@@ -204,7 +226,7 @@ class RingLaunch(SharedSetLaunch):
             w.total,
             RingView(w.reps, sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach),
+            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach, self.units_of_phase if w.folded else 0),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

@@ -17,12 +17,12 @@ def reduce_layout(columns, size, warps):
 
 
 @constexpr_function
-def apply_layout(columns, size, warps, at_once):
+def apply_layout(columns, size, warps, halves):
     """Return the layout of a block for storing it: neighbouring threads have neighbouring columns.
 
-    A thread has 16 contiguous bytes of a row, or 8 if it holds two blocks at once. `size` is the size of an element.
+    A thread has 16 contiguous bytes of a row, or 8 if `halves` is 2. `size` is the size of an element.
     """
-    each = min(16 // at_once // size, columns)
+    each = min(16 // halves // size, columns)
     wide = min(columns // each, 32)
     return gl.BlockedLayout([1, each], [32 // wide, wide], [warps, 1], [1, 0])
 
@@ -36,10 +36,3 @@ def lane_layout(columns, size, warps):
     each = min(16 // size, columns)
     wide = columns // each
     return gl.BlockedLayout([1, 1, 1, each], [1, 32 // wide, wide, 1], [1, warps, 1, 1], [3, 2, 1, 0])
-
-
-@constexpr_function
-def single_layout(columns, warps):
-    """Return the layout of a block for storing one element at a time: neighbouring threads have neighbouring elements."""
-    wide = min(max(columns // 32, 1), warps)
-    return gl.BlockedLayout([1, 1], [max(32 // columns, 1), min(columns, 32)], [warps // wide, wide], [1, 0])

@@ -41,10 +41,10 @@ def keep(affine, ring, mode: gl.constexpr):
 
 
 @jit
-def fill(kept, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load the parameters of this member's rows. Each thread later reads what it has stored, so no barrier is needed."""
+def fill(kept, phase, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the parameters of this member's rows, at the phase of x. Each thread later reads what it has stored, so no barrier is needed."""
     for block in range(work.blocks):
-        place = _place(0, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
+        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
         if affine.weight_ptr is not None:
             weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.weight.index(block).store(weight.to(kept.weight.dtype))
@@ -54,12 +54,12 @@ def fill(kept, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.con
 
 
 @jit
-def gain_and_term(kept, affine, maps, o, first, block, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+def gain_and_term(kept, affine, maps, run, first, block, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
     """Return gain and term such that y = activation((x - mean)·rstd·gain + term), for a block of rows from `first`.
 
     `block` is the number of the block among those of this member in one run.
     """
-    place = _place(o, first, view, split, mode, LAYOUT)
+    place = _place(run.o, run.phase, first, view, split, mode, LAYOUT)
     if mode.kept > 0:
         gain = 1.0
         term = 0.0
@@ -82,7 +82,7 @@ def gain_and_term(kept, affine, maps, o, first, block, view, split, norm: gl.con
 
 
 @jit
-def _place(o, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexpr):
+def _place(o, phase, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexpr):
     """Return the Place of a block whose first row is `first`. Its t is a channel, if parameters differ by row or by block."""
     r = first + gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, LAYOUT)), 0)
@@ -91,8 +91,8 @@ def _place(o, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexpr):
     elif mode.differ == ROW:  # r // channel_rows, in three instructions instead of twenty; exact for r below 2²⁰
         t = ((r.to(gl.float32) + 0.5) * (1.0 / split.channel_rows)).to(gl.int32)
     else:
-        t = r * mode.block_j + j
+        t = r * mode.block_j + j - phase
     inside = r < view.reps
     if mode.phased:
-        inside = r * mode.block_j + j < view.length
+        inside = (t >= 0) & (t < view.length)
     return Place(o=o, r=0, s=0, t=t, i_inside=inside, j_inside=j < mode.block_j)

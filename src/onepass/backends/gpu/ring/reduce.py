@@ -12,6 +12,7 @@ from .channel import acquire_to_read, acquire_to_write, release_block, release_t
 from .elements import as_float32, beyond_reach
 from .gluon import gl, jit
 from .layouts import apply_layout, lane_layout, reduce_layout
+from .runs import run_of, runs_of
 from .stress import crowded, late
 
 PARTS = gl.constexpr(3)  # what a warp sends to `publish` for each tile of a folded walk: the mean, M2 and number of its elements
@@ -32,7 +33,7 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
     BLOCK: gl.constexpr = reduce_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     last = (work.member + (work.blocks - 1) * split.members) * mode.block_i  # the first row of this member's last block
-    rows = rows_of(work.member, split.members, view.reps, mode.block_i)
+    rows = share_of(work.member, split.members, view.reps, mode.block_i)
     at = 0
     turn = 0
     for _unit in range(work.team, work.units, split.teams):
@@ -76,22 +77,24 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
     at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
+        runs = runs_of(unit, view, split, mode)
         for tile in range(mode.tiles):
+            run = run_of(runs, tile, view, mode)
             mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
             m2 = gl.zeros([HIGH, WIDE], gl.float32, LANE)
             n = gl.zeros([HIGH, WIDE], gl.float32, LANE)
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
                 x = gl.convert_layout(gl.reshape(x, [ROWS, HIGH, WIDE, EACH]), LANES)
-                left = view.length - (work.member + block * split.members) * (mode.block_i * mode.block_j)
+                first = (work.member + block * split.members) * (mode.block_i * mode.block_j)
                 more = gl.full([HIGH, WIDE], ROWS * EACH, gl.float32, LANE)  # elements of a lane
                 lane_mean = mean
                 if mode.ragged:
-                    if left < (mode.block_i + 2) * mode.block_j:  # the end of a run is near
+                    if (first < run.phase) | (run.end - first < (mode.block_i + 2) * mode.block_j):  # the start or end of a run is near
                         number = gl.convert_layout(gl.reshape(i * mode.block_j + j, [ROWS, HIGH, WIDE, EACH]), LANES)
                         if mode.phased:
-                            x = beyond_reach(x, number, x_ptr, unit * mode.tiles + tile, left, total, view, split)
-                        x, lane_mean, more = _end_of_run(x, number < left, norm)
+                            x = beyond_reach(x, number, x_ptr, run, first, total, view, split)
+                        x, lane_mean, more = _end_of_run(x, (first + number >= run.phase) & (first + number < run.end), norm)
                     else:
                         x, lane_mean = _centered(x, more, norm, mean)
                 else:
@@ -102,10 +105,10 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
             count = gl.sum(n, 1, keep_dims=True)
             mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
             _acquire(moments, turn, mode)
-            first = turn % 2 * PARTS
-            moments.buffer.index(first).store(gl.reshape(mean, [mode.warps]))
-            moments.buffer.index(first + 1).store(gl.reshape(m2, [mode.warps]))
-            moments.buffer.index(first + 2).store(gl.reshape(count, [mode.warps]))
+            part = turn % 2 * PARTS
+            moments.buffer.index(part).store(gl.reshape(mean, [mode.warps]))
+            moments.buffer.index(part + 1).store(gl.reshape(m2, [mode.warps]))
+            moments.buffer.index(part + 2).store(gl.reshape(count, [mode.warps]))
             release_to_readers(moments, turn % 2)
             turn += 1
 
@@ -171,22 +174,22 @@ def _by_warps(lanes, WARPS: gl.constexpr):
 
 
 @jit
-def rows_of(member, members, reps, BLOCK_I: gl.constexpr):
-    """Return how many rows of a unit a member has; 0 if there is no such member.
+def share_of(member, members, n, BLOCK: gl.constexpr):
+    """Return how many of n rows or elements a member has; 0 if there is no such member.
 
-    Members take blocks of BLOCK_I rows in turn. Only the last block may have fewer rows.
+    Members take blocks of BLOCK rows or elements in turn. Only the last block may have fewer.
     """
-    blocks = (reps + BLOCK_I - 1) // BLOCK_I
+    blocks = (n + BLOCK - 1) // BLOCK
     mine = blocks // members + gl.where(member < blocks % members, 1, 0)
-    missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK_I - reps, 0)
-    return gl.where(member < members, mine * BLOCK_I - missing, 0).to(gl.float32)
+    missing = gl.where(member == (blocks - 1) % members, blocks * BLOCK - n, 0)
+    return gl.where(member < members, mine * BLOCK - missing, 0).to(gl.float32)
 
 
 @jit
-def elements_of(member, members, view, mode: gl.constexpr):
-    """Return how many elements of a set a member has."""
-    n = rows_of(member, members, view.reps, mode.block_i) * view.run
-    if mode.phased:  # the last row is shorter
-        last = ((view.reps + mode.block_i - 1) // mode.block_i - 1) % members
-        n -= gl.where(member == last, view.reps * view.run - view.length, 0).to(gl.float32)
+def elements_of(member, members, phase, view, mode: gl.constexpr):
+    """Return how many elements of a set a member has. A folded set is read from `phase` elements before it."""
+    if mode.folded:
+        n = share_of(member, members, view.length + phase, mode.block_i * mode.block_j) - gl.where(member == 0, phase, 0).to(gl.float32)
+    else:
+        n = share_of(member, members, view.reps, mode.block_i) * view.run
     return n

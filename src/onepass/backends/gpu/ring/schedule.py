@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from math import ceil, lcm
+from math import ceil, gcd, lcm, prod
 
 from onepass.backends.gpu.cost import LAUNCH_US
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
@@ -55,8 +55,19 @@ SHORTEST = 16385  # elements of the shortest run that is folded: `row` keeps sho
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
 MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
 OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
-FOLDED_TILE = 0.3  # microseconds to publish and combine the moments of one value of o; assumed, not measured
-FROM_L2 = 1.5  # factor of the time of a block whose parameters come from the L2 cache, not from shared memory; assumed
+
+# Times of a folded walk in microseconds, fitted to 30 launches on an H200, 2026-11-18 (benchmarks/probe_folded_runs.py).
+FOLDED_UNIT = 0.68  # for each unit
+MORE_TILES, MORE_TILES_KEPT = 0.29, 0.03  # for each tile but the first; the second, if parameters are in shared memory
+FOLDED_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
+CROWDED = 0.5  # a factor of that time: how much longer it takes, times the part of the ring that a unit fills
+FOLDED_COMPUTE = 0.8  # to reduce and apply 8192 elements
+ANY_BLOCK = 0.04  # for each block, whatever its size
+ACTIVATION = 1.3  # factors of the time to reduce and apply: for an activation,
+BY_ROW = 1.2  # if each row has its own parameters,
+FROM_L2 = 2.8  # if each element has its own, and these do not come from shared memory
+COMBINE, COMBINE_MEMBER = 0.7, 0.002  # to combine the moments of a set, and for each member
+FOLDED_EXCHANGE = 4.6  # from the arrival of a unit's last block until the unit's first block leaves the ring
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -96,6 +107,8 @@ def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = ring_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
+        if launch.phases > 1:
+            return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + AGAIN * again) / 1e3
     return SCALE * _time(problem, launch, device)
@@ -146,7 +159,9 @@ def _folded(problem: NormProblem, w: Walk) -> Walk | None:
     """
     channel = _channel(problem, w)
     width = FOLDS[0] if channel in (1, w.run) else next((width for width in FOLDS if channel and channel % width == 0), 0)
-    return fold(w, width) if width and w.sets == 1 and w.run < 2**20 * width else None
+    vector = ALIGNMENT // problem.dtype.itemsize
+    before = vector - gcd(vector, w.run)  # runs are read from multiples of 16 bytes
+    return fold(w, width, before) if width and w.sets == 1 and w.run < 2**20 * width else None
 
 
 def _channel(problem: NormProblem, w: Walk) -> int:
@@ -160,7 +175,6 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
     size, by_o, channel = problem.dtype.itemsize, axis_mask(w.param, w) & AXIS_O, _channel(problem, walk(problem))
     shared = channel == 1 and not by_o  # all o share the parameters of each element
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
-    single = w.folded * size % 16 != 0  # then blocks pass through shared memory once more before they are stored
     for slot in (SLOT, SLOT // 2):
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
@@ -168,7 +182,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
         sizes = {_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}
         for members, tiles, kept in product(sizes, OUTERS, (True, False)):
             blocks = ceil(rows / members)
-            reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters + (block * size if single else 0)
+            reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters
             slots = min((device.shared - reserved) // (block * size), 32)
             fits = tiles * blocks <= slots
             if slots < BACK + SPARE + 2 or (tiles > 1 and not fits) or (kept and not parameters):
@@ -188,7 +202,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
                 keep=slots if fits else slots - BACK - SPARE,
                 back=0 if fits else BACK,
                 channel_rows=ceil(channel / w.run) if channel > 1 else 0,
-                single=single,
+                vector=ALIGNMENT // size,
                 kept=kept,
             )
 
@@ -211,16 +225,37 @@ def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
 
     The ring holds several units, so the exchange of one unit overlaps with the blocks of the others.
     """
+    if launch.walk.folded:
+        return _folded_time(problem, launch, device)
     rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = BLOCK_US * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
-    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1 and not launch.walk.folded:
+    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
         block *= NARROW
-    if launch.walk.folded and not (launch.channel_rows or launch.kept):
-        block *= FROM_L2
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
-    exchanged = UNIT + (FOLDED_TILE if launch.walk.folded else TILE) * launch.tiles + SET * launch.sets
+    exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
     unit_time = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
     first = blocks * block / 2  # loads of the first unit, which overlap with nothing
     return LAUNCH_US + EXCHANGE + first + rounds * unit_time
+
+
+def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
+    """Return the modelled time of a folded launch: the memory limits all members together, arithmetic the busiest one."""
+    rounds, blocks, elements = ceil(launch.units / launch.teams), launch.blocks, launch.block_i * launch.block_j
+    factors = (
+        (ACTIVATION, problem.spec.activation != ""),
+        (BY_ROW, launch.differ == "row"),
+        (FROM_L2, launch.differ == "element" and problem.affine and not launch.kept),
+    )
+    compute = ANY_BLOCK + FOLDED_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
+    load = FOLDED_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    again = max(blocks - launch.keep, 0)
+    spare = max(launch.slots - min(blocks, launch.keep), 1)
+    average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
+    load *= 1 + CROWDED * min(blocks, launch.keep) / launch.slots
+    waits = FOLDED_EXCHANGE * min(blocks, launch.keep) / spare
+    combine = launch.tiles * (COMBINE + COMBINE_MEMBER * launch.members)
+    tiles = FOLDED_UNIT + (MORE_TILES_KEPT if launch.kept else MORE_TILES) * (launch.tiles - 1)
+    unit = max(tiles + max(average * load + again * AGAIN * load, blocks * compute, waits), combine)
+    return LAUNCH_US + EXCHANGE + average * load / 2 + rounds * unit

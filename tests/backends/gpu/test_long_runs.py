@@ -1,0 +1,115 @@
+"""On a GPU: sets that are one long run each, which `ring` and `whole_set` read as rows that follow one another."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onepass
+import onepass.functional as O
+from onepass.planning.options import CannotForce
+
+pytestmark = pytest.mark.gpu
+
+HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
+ROUNDING = {HALF: 2**-9, BFLOAT: 2**-6, FULL: 2**-15}
+
+
+def _forced(family, call):
+    try:
+        with onepass.force(family):
+            return call()
+    except CannotForce as reason:
+        if family == "ring" and torch.cuda.get_device_capability() == (9, 0):
+            raise
+        pytest.skip(str(reason))
+
+
+def _assert_close(y, exact, dtype):
+    torch.testing.assert_close(y.double(), exact, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
+
+
+def _random(*shape, dtype=FULL):
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+# Rows of 16385 and more, of even and odd lengths, some of which end in the middle of a row of 64. Units have several rows.
+ROWS = [
+    (300, 16385, BFLOAT), (41, 16392, HALF), (9, 20001, FULL), (37, 50256, BFLOAT), (37, 50257, BFLOAT), (64, 50258, HALF),
+    (1000, 32768, BFLOAT), (3, 131072, FULL), (5, 1000003, BFLOAT), (2, 1000004, HALF), (1, 3000001, BFLOAT), (17, 65540, FULL),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["ring", "whole_set"])
+@pytest.mark.parametrize("rows, length, dtype", ROWS)
+def test_layer_norm(family, rows, length, dtype):
+    x, weight, bias = _random(rows, length, dtype=dtype) + 3, _random(length, dtype=dtype), _random(length, dtype=dtype)
+    found = _forced(family, lambda: O.layer_norm(x, (length,), weight, bias, return_stats=True))
+    wide = x.double()
+    _assert_close(found.output, F.layer_norm(wide, (length,), weight.double(), bias.double()), dtype)
+    torch.testing.assert_close(found.mean.flatten().double(), wide.mean(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.rstd.flatten().double(), (wide.var(1, correction=0) + 1e-5).rsqrt(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["ring", "whole_set"])
+@pytest.mark.parametrize("length", [16392, 40961])
+@pytest.mark.parametrize("affine", ["none", "weight", "bias", "float32"])
+def test_parameters(family, length, affine):
+    x = _random(70, length, dtype=BFLOAT)
+    dtype = FULL if affine == "float32" else BFLOAT
+    weight = _random(length, dtype=dtype) if affine in ("weight", "float32") else None
+    bias = _random(length, dtype=dtype) if affine in ("bias", "float32") else None
+    y = _forced(family, lambda: O.layer_norm(x, (length,), weight, bias, activation="silu"))
+    wide = [t if t is None else t.double() for t in (weight, bias)]
+    _assert_close(y, F.silu(F.layer_norm(x.double(), (length,), *wide)), BFLOAT)
+
+
+@pytest.mark.parametrize("family", ["ring", "whole_set"])
+@pytest.mark.parametrize("length", [16392, 20001])
+def test_rms_norm_and_modulation(family, length):
+    x, weight = _random(3, 20, length, dtype=HALF), _random(length, dtype=HALF)
+    y = _forced(family, lambda: O.rms_norm(x, (length,), weight, 1e-6, weight_offset=1.0))
+    _assert_close(y, F.rms_norm(x.double(), (length,), 1 + weight.double(), 1e-6), HALF)
+    scale, shift = _random(3, length, dtype=HALF), _random(3, length, dtype=HALF)
+    y = _forced(family, lambda: O.layer_norm(x, (length,), modulate=(scale, shift)))
+    _assert_close(y, F.layer_norm(x.double(), (length,)) * (1 + scale[:, None].double()) + shift[:, None].double(), HALF)
+
+
+# Channels of 4096, 576 and 784 elements: their parameters differ by block, by row of 64, and by row of 16.
+IMAGES = [
+    ((5, 64, 64, 64), 8, HALF), ((3, 960, 24, 24), 8, BFLOAT), ((2, 512, 28, 28), 4, HALF), ((1, 6, 128, 256), 2, FULL),
+    ((7, 96, 40, 40), 4, BFLOAT), ((260, 36, 32, 32), 2, HALF),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["ring", "whole_set"])
+@pytest.mark.parametrize("shape, groups, dtype", IMAGES)
+def test_group_norm(family, shape, groups, dtype):
+    x, weight, bias = _random(*shape, dtype=dtype) - 2, _random(shape[1], dtype=dtype), _random(shape[1], dtype=dtype)
+    y = _forced(family, lambda: O.group_norm(x, groups, weight, bias, activation="silu"))
+    _assert_close(y, F.silu(F.group_norm(x.double(), groups, weight.double(), bias.double())), dtype)
+
+
+def test_nothing_is_written_beside_y():
+    """Rows of odd length share vectors with their neighbours."""
+    x = _random(6, 50257, dtype=BFLOAT)
+    room = torch.full((8 + x.numel() + 8,), 7.0, device="cuda", dtype=BFLOAT)
+    y = room[8:-8].view_as(x)
+    _forced("ring", lambda: O.layer_norm(x, (50257,), out=y))
+    _assert_close(y, F.layer_norm(x.double(), (50257,)), BFLOAT)
+    assert (room[:8] == 7).all() and (room[-8:] == 7).all()
+
+
+@pytest.mark.parametrize("length", [50257, 131072])
+def test_batch_invariance(length):
+    x = _random(40, length, dtype=BFLOAT)
+    with onepass.batch_invariant(True):
+        together = O.layer_norm(x, (length,))
+        for n in (1, 3, 17):
+            assert torch.equal(O.layer_norm(x[:n].clone(), (length,)), together[:n])
+            assert torch.equal(O.layer_norm(x[n : n + 1].clone(), (length,)), together[n : n + 1])
+
+
+def test_a_mean_far_from_zero():
+    x = _random(20, 65536) + 3000
+    y = _forced("ring", lambda: O.layer_norm(x, (65536,)))
+    torch.testing.assert_close(y.double(), F.layer_norm(x.double(), (65536,)), rtol=1e-3, atol=1e-3)
