@@ -161,9 +161,9 @@ PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
     [
         (_bind(norms.layer_norm(1), (4096, 256)), "row", "row"),
         (_bind(norms.layer_norm(1), (4096, 32768)), "row", "row_reread"),
-        (_bind(norms.layer_norm(1), (4096, 32769)), "row_reread", "row_reread"),
+        (_bind(norms.layer_norm(1), (4096, 32769)), ("ring", "row_reread"), "row_reread"),
         (_bind(norms.rms_norm(1, 1e-6), (1, 2**23)), "row_reread", "row_reread"),
-        (_bind(norms.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), "row_reread", "row_reread"),
+        (_bind(norms.group_norm(32), (2, 320, 64, 64), dtype=torch.float16), ("whole_set", "row_reread"), "row_reread"),
         (_bind(norms.group_norm(32), (1, 128, 1024, 1024), "channels_last", torch.float16), "tile_reread", "tile_reread"),
         (_bind(norms.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "whole_set", "tile"),
         (_bind(norms.instance_norm(), (8, 64, 14, 14), "channels_last", torch.float16), "tile", "tile"),
@@ -178,7 +178,9 @@ PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
     ],
 )
 def test_the_plan_on_a_gpu(problem, family, backward, device):
-    assert plan(problem, device).family == family
+    """A pair of families is that of the H200, whose programs can share long runs, and that of the others."""
+    families = (family, family) if isinstance(family, str) else family
+    assert plan(problem, device).family == families[device is not H200]
     assert plan(problem, device, "backward").family == backward
 
 

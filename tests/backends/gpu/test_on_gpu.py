@@ -131,7 +131,7 @@ LONG_ROWS = {  # 52001 is odd, so the rows begin at different places between mul
 
 KINDS = {  # a call and an input for each family
     "row": lambda x: O.layer_norm(x, x.shape[-1:], activation="silu"),
-    "row_reread": lambda x: O.layer_norm(x.reshape(1, -1), (x.numel(),)),
+    "row_reread": lambda x: O.layer_norm(x.reshape(1, -1)[:, 1:], (x.numel() - 1,)),
     "tile": lambda x: O.layer_norm2d(x, activation="relu"),
     "team": lambda x: O.group_norm(x.to(memory_format=torch.channels_last), 4, activation="silu"),
     "tile_reread": lambda x: O.group_norm(x.repeat(1, 1, 8, 24).to(memory_format=torch.channels_last), 4, activation="silu"),

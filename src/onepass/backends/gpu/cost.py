@@ -9,14 +9,14 @@ That does no harm, because only the order of the costs matters.
 from __future__ import annotations
 
 from itertools import pairwise
-from math import ceil
+from math import ceil, prod
 
-from onepass.backends.family import BACKWARD, Direction, Launches
+from onepass.backends.family import BACKWARD, FORWARD, Direction, Launches
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launches import SharedSetLaunch, power_of_two
-from .walk import needs_division, used_fraction
+from .walk import TILE, needs_division, used_fraction, walk
 
 LAUNCH_US = 3.0
 BANDWIDTH = 3e6  # bytes per microsecond
@@ -33,6 +33,8 @@ MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moment
 # STALL is from two trials on an H200, 2026-11-15: one with x kept in registers, one with x read twice.
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
+
+ONE_BY_ONE = 0.6  # the speed of long rows whose elements are loaded one by one, because they are no multiple of 8 bytes
 
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 
@@ -52,10 +54,16 @@ def traffic_cost(
     used = max(used_fraction(problem, walk) for walk in walks)
     if direction != BACKWARD and launches[0].resident:
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
+    w = walk(problem)
+    if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
+        used *= ONE_BY_ONE
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return traffic / 1e3
-    return LAUNCH_US * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / BANDWIDTH
+    bandwidth = BANDWIDTH
+    if TILE not in walks:  # few long rows leave multiprocessors idle
+        bandwidth *= min(FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
+    return LAUNCH_US * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / bandwidth
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
@@ -69,13 +77,17 @@ def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
 
 
 def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: int) -> float:
-    """Return the microseconds to read x (and residual) and write y (and sum). The busiest program has `busiest` elements."""
+    """Return the microseconds to read x, the residual and the parameters, and to write y and the sum.
+
+    The busiest program has `busiest` elements.
+    """
     w = launch.walk
     elements = w.total * w.reps * w.run
     over_share = busiest * device.sms / elements
     idle = max(device.sms / launch.programs, 1.0)
     element = 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())  # bytes
-    return elements * element / BANDWIDTH * max(over_share / min(idle, FEW_PROGRAMS), 1.0)
+    parameters = problem.min_bytes(FORWARD) - prod(problem.shape) * element
+    return (elements * element + parameters) / BANDWIDTH * max(over_share / min(idle, FEW_PROGRAMS), 1.0)
 
 
 def copy_rate(width: int) -> float:

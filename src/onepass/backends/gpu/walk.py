@@ -69,8 +69,8 @@ def walk(problem: NormProblem, cut: bool = False) -> Walk:
 def fold(w: Walk, width: int, before: int = 0) -> Walk:
     """Return the walk that takes each run as rows of `width` elements, which follow one another. w.reps must be 1.
 
-    The last row may be shorter. Rows may begin up to `before` elements before the run. Folding changes how blocks cover memory, not which parameter an element has: the maps stay
-    as they are, and their t is r·width + t of the folded walk.
+    The last row may be shorter. Rows may begin up to `before` elements before the run. Folding changes how blocks cover
+    memory, not which parameter an element has: the maps stay as they are, and their t is r·width + t of the folded walk.
     """
     assert w.reps == 1, w
     x, y = ((strides[0], width, strides[2]) for strides in (w.x, w.y))

@@ -97,6 +97,7 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def units_of_phase(self) -> int:
+        """How many units of a folded walk have runs of the same phase."""
         return ceil(ceil(self.walk.outer / self.phases) / self.tiles)
 
     @property
@@ -226,7 +227,7 @@ class RingLaunch(SharedSetLaunch):
             w.total,
             RingView(w.reps, sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach, self.units_of_phase if w.folded else 0),
+            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach, self.units_of_phase),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

@@ -47,27 +47,30 @@ UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, f
 NARROW = 1.1  # for one team whose blocks are less than 256 bytes wide; several teams read neighbouring blocks at the same time
 AGAIN = 0.4  # added for a block that is loaded twice
 
-SCALE = 4 / 3  # from measured times to costs: the other families' costs assume 3 TB/s, where 4 TB/s are measured
+# From modelled times to costs. The model of columns is up to a third too short if a unit has many tiles. Groups of 60 channels
+# have such units (sweep on an H200, 2026-11-18).
+SCALE, FOLDED_SCALE = 4 / 3, 1.185
 
 
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
-SHORTEST = 16385  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
 MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
 OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
 
-# Times of a folded walk in microseconds, fitted to 30 launches on an H200, 2026-11-18 (benchmarks/probe_folded_runs.py).
-FOLDED_UNIT = 0.68  # for each unit
-MORE_TILES, MORE_TILES_KEPT = 0.29, 0.03  # for each tile but the first; the second, if parameters are in shared memory
+# Times of a folded walk in microseconds, fitted to 163 launches on an H200, 2026-11-18, with an error of 6 % (root mean square).
+FOLDED_UNIT = 0.63  # for each unit
+MORE_TILES = 0.4  # for each tile but the first, unless the parameters are in shared memory
 FOLDED_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
-CROWDED = 0.5  # a factor of that time: how much longer it takes, times the part of the ring that a unit fills
+CROWDED = 0.57  # a factor of that time: how much longer it takes, times the part of the ring that a unit fills
+FROM_L2 = 3.3  # another: if each element has parameters of its own, and these do not come from shared memory
 FOLDED_COMPUTE = 0.8  # to reduce and apply 8192 elements
-ANY_BLOCK = 0.04  # for each block, whatever its size
-ACTIVATION = 1.3  # factors of the time to reduce and apply: for an activation,
-BY_ROW = 1.2  # if each row has its own parameters,
-FROM_L2 = 2.8  # if each element has its own, and these do not come from shared memory
-COMBINE, COMBINE_MEMBER = 0.7, 0.002  # to combine the moments of a set, and for each member
-FOLDED_EXCHANGE = 4.6  # from the arrival of a unit's last block until the unit's first block leaves the ring
+ANY_BLOCK = 0.06  # for each block, whatever its size
+ACTIVATION = 1.3  # factors of the time to reduce and apply: for an activation, and
+PHASED = 1.7  # if runs begin between multiples of 16 bytes: the first and last blocks of a run are stored element by element
+FILL = 1.5  # to load the parameters of another phase
+COMBINE, COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
+FOLDED_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -111,7 +114,7 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + AGAIN * again) / 1e3
-    return SCALE * _time(problem, launch, device)
+    return (FOLDED_SCALE if launch.walk.folded else SCALE) * _time(problem, launch, device)
 
 
 def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
@@ -175,7 +178,8 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
     size, by_o, channel = problem.dtype.itemsize, axis_mask(w.param, w) & AXIS_O, _channel(problem, walk(problem))
     shared = channel == 1 and not by_o  # all o share the parameters of each element
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
-    for slot in (SLOT, SLOT // 2):
+    odd = w.folded * size % ALIGNMENT != 0  # then the larger blocks take twice as long: most have an end of a run
+    for slot in (SLOT // 2,) if odd else (SLOT, SLOT // 2):
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
         rows = ceil(w.reps / block_i)  # rows of blocks
@@ -245,17 +249,20 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     rounds, blocks, elements = ceil(launch.units / launch.teams), launch.blocks, launch.block_i * launch.block_j
     factors = (
         (ACTIVATION, problem.spec.activation != ""),
-        (BY_ROW, launch.differ == "row"),
-        (FROM_L2, launch.differ == "element" and problem.affine and not launch.kept),
+        (PHASED, launch.phases > 1),
     )
     compute = ANY_BLOCK + FOLDED_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
     load = FOLDED_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    if launch.differ == "element" and problem.affine and not launch.kept:
+        load *= FROM_L2
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
+    reload = load * (AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
     load *= 1 + CROWDED * min(blocks, launch.keep) / launch.slots
     waits = FOLDED_EXCHANGE * min(blocks, launch.keep) / spare
     combine = launch.tiles * (COMBINE + COMBINE_MEMBER * launch.members)
-    tiles = FOLDED_UNIT + (MORE_TILES_KEPT if launch.kept else MORE_TILES) * (launch.tiles - 1)
-    unit = max(tiles + max(average * load + again * AGAIN * load, blocks * compute, waits), combine)
-    return LAUNCH_US + EXCHANGE + average * load / 2 + rounds * unit
+    tiles = FOLDED_UNIT + (0 if launch.kept else MORE_TILES) * (launch.tiles - 1)
+    unit = max(tiles + max(average * load + again * reload, blocks * compute, waits), combine)
+    fills = FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
+    return LAUNCH_US + EXCHANGE + average * load / 2 + rounds * unit + fills

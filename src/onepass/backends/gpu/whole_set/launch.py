@@ -57,6 +57,14 @@ class WholeSetLaunch(SharedSetLaunch):
     def units(self) -> int:
         return self.walk.total
 
+    def own_parameters(self, problem: NormProblem) -> bool:
+        """Whether the walk is folded, and elements of a vector have parameters of their own."""
+        return bool(self.walk.folded) and any(p.channel_run % self.block_j for _, p in parameter_maps(problem, self.walk) if p.d)
+
+    @property
+    def needs_aligned_x(self) -> bool:
+        return bool(self.walk.folded)  # a copy takes less time than loading long runs element by element
+
     @property
     def shape(self) -> str:
         return f"{self.vectors} vectors of {self.block_j} for each of {self.block_i} threads"
@@ -76,7 +84,7 @@ class WholeSetLaunch(SharedSetLaunch):
             WholeSetMode(
                 *(self.block_i, self.block_j, self.vectors, w.run, power_of_two(self.members)),
                 *(w.dense, w.x == w.y, offsets_fit_int32(w), even),
-                *(w.folded, w.folded and all(p.channel_run % self.block_j == 0 for _, p in parameter_maps(problem, w) if p.d)),
+                *(bool(w.folded), bool(w.folded) and not self.own_parameters(problem)),
             ),
         )
 

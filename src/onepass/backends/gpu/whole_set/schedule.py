@@ -20,7 +20,9 @@ from .launch import WholeSetLaunch
 
 VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
 
-MOST_VECTORS = 20  # the most vectors of a thread. In a team that needs masks it is half as many, because masks take registers
+# The most vectors of a thread: in general, in a team that needs masks, because masks take registers, and in such a team with a folded
+# walk on GPUs before Hopper (sm_80 spills with 7).
+MOST_VECTORS, MOST_MASKED, MOST_MASKED_FOLDED = 20, 10, 6
 
 PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements per thread to choose from; with more, AMD's compiler spills
 
@@ -35,6 +37,7 @@ UNLIMITED = 2**20  # programs on each multiprocessor, if they need not run at th
 # Times in microseconds, from measurements on an H200, 2026-11-16, in the scale of the other families' costs.
 LAUNCH_US = 0.7  # for a launch. `tile` has 3.0: for 2x1280x8x8 it takes 7.6 us, and this family 5.7 us
 ELEMENT = 0.02  # for each element of a thread
+OWN = 0.04  # the same, if the elements of a vector have parameters of their own. From 64 rows of 20000 on an H200, 2026-11-18
 MEMBER = 0.1  # for each member of a team
 ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
@@ -80,7 +83,8 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[Whole
             threads = warps * device.warp
             per_thread = ceil(vectors / threads)
             even = per_thread * threads == vectors and members * rows == w.reps
-            if per_thread * vector <= choice[-1] and per_thread <= (MOST_VECTORS if even or members == 1 else MOST_VECTORS // 2):
+            masked = MOST_MASKED_FOLDED if w.folded and not device.chains else MOST_MASKED
+            if per_thread * vector <= choice[-1] and per_thread <= (MOST_VECTORS if even or members == 1 else masked):
                 programs_per_sm = THREADS // threads if members > 1 else UNLIMITED
                 yield WholeSetLaunch(
                     walk=w,
@@ -102,7 +106,8 @@ def _time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float
     waits = round_time(launch, rounds) + (ALONE if launch.members > 1 and launch.programs_per_sm == 1 else 0.0)
     waits += MEMBER * launch.members
     moved = traffic_time(problem, launch, device, rounds * launch.rows * launch.walk.run)
-    return LAUNCH_US + ELEMENT * launch.vectors * launch.block_j + waits + moved / _rate(problem, launch)
+    waits += (ELEMENT + OWN * launch.own_parameters(problem)) * launch.vectors * launch.block_j
+    return LAUNCH_US + waits + moved / _rate(problem, launch)
 
 
 def _rate(problem: NormProblem, launch: WholeSetLaunch) -> float:
