@@ -203,7 +203,7 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
                 if mode.folded:
                     run = run_of(runs, tile, view, mode)
                     number = i * mode.block_j + j  # of each element of the block
-                    if mode.phased:
+                    if mode.phased:  # noqa: SIM102
                         if run.end - first * mode.block_j < (mode.block_i + 2) * mode.block_j:  # the end of the run is near
                             x = beyond_reach(x, number, x_ptr, run, first * mode.block_j, total, view, split)
                     if mode.differ == ELEMENT:
