@@ -69,7 +69,7 @@ def _measured(problem: Problem, device: str, compiled: bool) -> Record:
     operands = operands._replace(x=_shifted(operands.x, problem.shift))
     described = describe(torch.device(device))
     chosen = plan(bound, described).family
-    providers: dict[str, Provider] = {OURS: PROVIDERS[OURS], "torch": PROVIDERS["torch"]}
+    providers: dict[str, Provider] = {OURS: PROVIDERS[OURS]} | ({} if _breaks_torch(problem) else {"torch": PROVIDERS["torch"]})
     providers |= {"torch.compile": PROVIDERS["torch.compile"]} if compiled else {}
     providers |= {name: partial(_forced, name) for name in _able(problem, described) if name != chosen}
     runs, outcomes, failed = first_runs(problem.row, operands, None, providers)
@@ -100,6 +100,12 @@ def _able(problem: Problem, device: Device) -> Iterator[str]:
         except CannotForce:
             continue
         yield family.name
+
+
+def _breaks_torch(problem: Problem) -> bool:
+    """Return whether torch's kernel would read misaligned memory, after which the process can use the GPU no more (torch 2.11)."""
+    case = problem.case
+    return bool(problem.shift) and case.op == "batch_norm" and case.layout == "channels_last"
 
 
 def _forced(family: str, case: Case, operands: Operands) -> Callable[[], Any]:

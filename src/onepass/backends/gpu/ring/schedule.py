@@ -97,14 +97,14 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
         reasons.append("it cannot add a residual: blocks go straight to shared memory")
     if (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
         reasons.append("each row has its own parameters")
-    if not reasons and not any(_candidates(problem, w, device)):
+    if not reasons and not any(candidates(problem, w, device)):
         reasons.append(f"more than {MOST_SETS} sets of {w.run} columns would be combined at a time")
     return reasons
 
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RingLaunch, ...]:
-    return fastest(problem, device, invariant, _candidates, _time)
+    return fastest(problem, device, invariant, candidates, modelled_time)
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -114,10 +114,10 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + AGAIN * again) / 1e3
-    return (FOLDED_SCALE if launch.walk.folded else SCALE) * _time(problem, launch, device)
+    return (FOLDED_SCALE if launch.walk.folded else SCALE) * modelled_time(problem, launch, device)
 
 
-def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
+def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
     """Yield launches with blocks of several sizes and teams of several sizes."""
     if w.reps == 1:
         w = _folded(problem, w) or w
@@ -224,7 +224,7 @@ def _sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 
 
-def _time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
+def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     """Return the modelled time of a launch, in microseconds.
 
     The ring holds several units, so the exchange of one unit overlaps with the blocks of the others.

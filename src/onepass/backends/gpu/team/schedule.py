@@ -55,7 +55,7 @@ def team_unsupported(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def team_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TeamLaunch, ...]:
-    return fastest(problem, device, invariant, _candidates, _time)
+    return fastest(problem, device, invariant, candidates, modelled_time)
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -64,10 +64,10 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = team_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         return (_reads(problem, device, replace(launch, programs=launch.members)) + 1) / 2 / _rate(problem, launch) / 1e3
-    return _time(problem, launch, device)
+    return modelled_time(problem, launch, device)
 
 
-def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLaunch]:
+def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLaunch]:
     """Yield launches with blocks of several widths and teams of several sizes. Rows stay in registers if they fit."""
     most = 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
     sizes = sorted({most // teams for teams in range(1, most + 1)})
@@ -114,7 +114,7 @@ def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
     return found
 
 
-def _time(problem: NormProblem, launch: TeamLaunch, device: Device) -> float:
+def modelled_time(problem: NormProblem, launch: TeamLaunch, device: Device) -> float:
     """Return the modelled time of a launch, in microseconds."""
     rounds = ceil(launch.units / launch.teams)
     traffic = (_reads(problem, device, launch) + 1) / 2

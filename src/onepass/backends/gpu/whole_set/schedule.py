@@ -48,7 +48,7 @@ def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
         return [f"a set is one run of fewer than {SHORTEST} elements, or its length is no multiple of {LEAST_FOLD}"]
     if w.total >= 2**30:
         return ["there are 2**30 sets or more, and programs are counted in 32 bits"]
-    if not any(_candidates(problem, w, device)):
+    if not any(candidates(problem, w, device)):
         reason = f"a set of {w.reps} x {w.run} is too large for the registers of one team"
         return [reason + (device.no_team and f": {device.no_team}")]
     return []
@@ -56,7 +56,7 @@ def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def whole_set_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[WholeSetLaunch, ...]:
-    return fastest(problem, device, invariant, _candidates, _time)
+    return fastest(problem, device, invariant, candidates, modelled_time)
 
 
 def whole_set_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -65,10 +65,10 @@ def whole_set_cost(problem: NormProblem, device: Device, invariant: bool) -> flo
     (launch,) = whole_set_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         return 1 / _rate(problem, launch) / 1e3
-    return _time(problem, launch, device)
+    return modelled_time(problem, launch, device)
 
 
-def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[WholeSetLaunch]:
+def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[WholeSetLaunch]:
     """Yield launches with teams of several sizes, and with few or many elements for each thread."""
     if w.reps == 1:
         w = fold(w, min(w.run & -w.run, FOLD))
@@ -99,7 +99,7 @@ def _candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[Whole
                 )
 
 
-def _time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float:
+def modelled_time(problem: NormProblem, launch: WholeSetLaunch, device: Device) -> float:
     """Return the modelled time of a launch, in microseconds."""
     at_once = max(device.sms * (THREADS // launch.block_i) // launch.members, 1)  # teams that can run at the same time
     rounds = ceil(launch.units / min(launch.teams, at_once))

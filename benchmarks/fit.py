@@ -1,0 +1,278 @@
+"""Fits the constants of the cost models to measured times: how fast are the launches between which a family chooses?
+
+A family such as `ring` can run a problem by many launches: with blocks and teams of several sizes. Its cost model (schedule.py of the
+family) gives the time of each launch from a few constants. This script measures some launches of some problems, and then changes the
+constants until the modelled times agree with the measured ones.
+
+Run it on a GPU with `python -m benchmarks.fit --out results/launches-h200.jsonl`. Without a GPU, `python -m benchmarks.fit
+results/launches-h200.jsonl` fits the constants to that file again. Both print the constants, the error of the model, and how much
+time its choices lose. Constants are not changed in the source: copy those that you want.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from onepass.backends.gpu.ring import schedule as ring
+from onepass.backends.gpu.walk import walk
+from onepass.backends.gpu.whole_set import schedule as whole_set
+from onepass.bench import record, timing
+from onepass.bench.record import Record
+from onepass.bench.suite import Row, problem_of
+from onepass.bench.terminal import progress, table
+from onepass.core.device import KNOWN_DEVICES, Device, describe
+from onepass.core.operands import NO_OPTIONAL
+from onepass.core.problem import NormProblem
+from onepass.verify import tensors
+from onepass.verify.cases import Case
+
+from .precompile import build, finish, new_pool
+
+HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
+NEAR, FAR = 4, 4  # launches of each problem: those that the model takes for the fastest, and some others
+SLOWEST = 2.0  # the others are modelled to take up to this many times as long
+CLOSE = 2.0**-5  # the largest difference between the results of two launches, for numbers of size 1
+
+
+@dataclass(frozen=True)
+class Model:
+    """The cost model of a family: its schedule.py, and the names of the constants in it that are fitted."""
+
+    schedule: ModuleType
+    constants: tuple[str, ...]
+
+    def launches(self, problem: NormProblem, device: Device) -> list[Any]:
+        """Return all launches of a problem, in the order of their modelled times."""
+        found = dict.fromkeys(self.schedule.candidates(problem, walk(problem), device))  # some occur twice
+        return sorted(found, key=partial(self.time, problem, device))
+
+    def values(self) -> dict[str, float]:
+        return {name: getattr(self.schedule, name) for name in self.constants}
+
+    def time(self, problem: NormProblem, device: Device, launch: Any) -> float:
+        return self.schedule.modelled_time(problem, launch, device)
+
+
+MODELS = {
+    "ring": Model(
+        ring,
+        (
+            *("FOLDED_UNIT", "MORE_TILES", "FOLDED_BLOCK", "CROWDED", "FROM_L2", "FOLDED_COMPUTE", "ANY_BLOCK", "ACTIVATION", "PHASED"),
+            *("FILL", "COMBINE", "COMBINE_MEMBER", "FOLDED_EXCHANGE"),
+        ),
+    ),
+    "whole_set": Model(whole_set, ("LAUNCH_US", "ELEMENT", "OWN", "MEMBER", "ALONE")),
+}
+
+
+def _rows(*shape: int, function: str = "layer_norm", dtype: torch.dtype = BFLOAT) -> Row:
+    return Row(Case(function, shape, affine="weight" if function == "rms_norm" else "both"), dtype)
+
+
+def _images(*shape: int, groups: int = 32, dtype: torch.dtype = HALF) -> Row:
+    return Row(Case("group_norm", shape, groups=groups, activation="silu"), dtype)
+
+
+PROBLEMS = {  # sets that are one long run each
+    "ring": (
+        *(
+            _rows(4096, 40960),
+            _rows(2048, 65536),
+            _rows(1024, 131072),
+            _rows(100, 700000),
+            _rows(1, 16777216),
+            _rows(300, 49152, dtype=FULL),
+        ),
+        *(_rows(1024, 131072, function="rms_norm"), _rows(60, 1000000, function="rms_norm"), _rows(777, 50257), _rows(33, 1000003)),
+        *(_rows(65, 50257), _images(8, 512, 256, 256), _images(64, 512, 64, 64), _images(12, 1920, 40, 40), _images(7, 96, 200, 200)),
+        *(_images(2, 640, 128, 128), _images(16, 320, 64, 64), _images(5, 640, 96, 96, dtype=BFLOAT), _images(3, 256, 300, 300)),
+    ),
+    "whole_set": (
+        *(_rows(37, 50240), _rows(64, 20000), _rows(300, 24576), _rows(3, 1000000), _rows(7, 32768, function="rms_norm")),
+        *(_images(1, 2560, 24, 24), _images(2, 1920, 32, 32), _images(16, 1920, 16, 16), _images(3, 960, 48, 48), _images(4, 640, 32, 32)),
+        *(_images(8, 320, 64, 64), _images(1, 1280, 32, 32), _images(2, 960, 64, 64, dtype=BFLOAT)),
+    ),
+}
+
+
+def name_of(launch: Any) -> str:
+    """Return the numbers of a launch that tell it from the others of its problem."""
+    values = {field.name: getattr(launch, field.name) for field in fields(launch) if field.name not in ("walk", "programs")}
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def chosen(launches: Sequence[Any], times: Sequence[float]) -> list[Any]:
+    """Return the launches to measure: the NEAR fastest, and FAR others at equal distances."""
+    others = [launch for launch, time in zip(launches[NEAR:], times[NEAR:]) if time <= SLOWEST * times[0]]
+    step = max(len(others) // FAR, 1)
+    return [*launches[:NEAR], *others[step - 1 :: step][:FAR]]
+
+
+def picked_launches(family: str, row: Row, device: Device) -> list[Any]:
+    model, problem = MODELS[family], problem_of(row)
+    launches = model.launches(problem, device)
+    return chosen(launches, [model.time(problem, device, launch) for launch in launches])
+
+
+def _build(family: str, row: Row, number: int, device: Device, target: Any) -> None:
+    """In another process: compile the kernel of one launch."""
+    from onepass.backends.gpu import forward
+
+    for kernel in forward.kernels(problem_of(row), (picked_launches(family, row, device)[number],), False):
+        build(kernel.source(), target)
+
+
+def compile_ahead(rows: Sequence[tuple[str, Row]], device: Device, workers: int) -> str:
+    """Compile the kernels of all launches in other processes. Return a sentence about it."""
+    import triton
+
+    driver: Any = triton.runtime.driver.active
+    pool, target = new_pool(workers), driver.get_current_target()
+    jobs = [(family, row, number) for family, row in rows for number in range(len(picked_launches(family, row, device)))]
+    return finish(pool, [pool.submit(_build, *job, device, target) for job in jobs], 300)
+
+
+def measure(family: str, row: Row, device: Device) -> list[Record]:
+    """Measure launches of one problem, and compare their results."""
+    from onepass.backends.gpu import forward
+
+    problem, picked = problem_of(row), picked_launches(family, row, device)
+    operands = tensors.make(row.case, row.dtype, "cuda", on_device=True)
+    runs = []
+    for launch in picked:
+        run = forward.forward(problem, (launch,), False)
+        runs.append(partial(run, operands.x, operands.weight, operands.bias, None, None, NO_OPTIONAL))
+    first = runs[0]().y.float()
+    for launch, run in zip(picked[1:], runs[1:]):
+        off = ((run().y.float() - first).abs() / (1 + first.abs())).max().item()
+        if not off < CLOSE:
+            raise RuntimeError(f"{family} {row.name}: the result of {name_of(launch)} differs from {name_of(picked[0])} by {off:.3g}")
+    target = torch.empty_like(operands.x)
+    with timing.capturable_stream("cuda"):
+        copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs)], 12)
+    common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy.median * 1e6, 2), **record.origin("cuda")}
+    return [common | {"provider": name_of(launch), "us": round(time.median * 1e6, 2)} for launch, time in zip(picked, times)]
+
+
+class Point(NamedTuple):
+    row: str
+    problem: NormProblem
+    launch: Any
+    us: float
+
+
+def points_of(family: str, records: Iterable[Record], device: Device) -> Iterator[Point]:
+    """Yield the measured launches that the family still has."""
+    rows = {f"{family} {row.name}": row for row in PROBLEMS[family]}
+    known: dict[str, dict[str, Any]] = {}
+    for found in records:
+        if found["row"] not in rows:
+            continue
+        problem = problem_of(rows[found["row"]])
+        launches = known.setdefault(found["row"], {name_of(launch): launch for launch in MODELS[family].launches(problem, device)})
+        if found["provider"] in launches:
+            yield Point(found["row"], problem, launches[found["provider"]], found["us"])
+
+
+def error_of(model: Model, points: Sequence[Point], device: Device) -> float:
+    """Return the error of the model: the root mean square of the logarithms of modelled / measured."""
+    return math.sqrt(sum(math.log(model.time(point.problem, device, point.launch) / point.us) ** 2 for point in points) / len(points))
+
+
+@contextmanager
+def using(model: Model, constants: dict[str, float]) -> Iterator[None]:
+    """Give the schedule of a model these constants in a block."""
+    before = model.values()
+    vars(model.schedule).update(constants)
+    try:
+        yield
+    finally:
+        vars(model.schedule).update(before)
+
+
+def fit(model: Model, points: Sequence[Point], device: Device) -> dict[str, float]:
+    """Return the constants with which the model agrees best with the measurements."""
+
+    def error(constants: dict[str, float]) -> float:
+        with using(model, constants):
+            return error_of(model, points, device)
+
+    found, step = model.values(), 0.2
+    best = error(found)
+    while step > 0.01:  # change one constant at a time; take smaller steps if none helps
+        tried = [found | {name: found[name] * factor} for name in model.constants for factor in (1 + step, 1 / (1 + step))]
+        better = min(tried, key=error)
+        if error(better) < best - 1e-7:
+            found, best = better, error(better)
+        else:
+            step /= 2
+    return found
+
+
+def report(family: str, points: Sequence[Point], device: Device) -> str:
+    """Return the constants before and after the fit, the errors, and what the choices lose."""
+    model = MODELS[family]
+    before, after = model.values(), fit(model, points, device)
+    errors, losses = [], []
+    for constants in (before, after):
+        with using(model, constants):
+            errors.append(error_of(model, points, device))
+            losses.append(_losses(model, points, device))
+    lines = [["", "now", "fitted"], *([name, f"{before[name]:.4g}", f"{after[name]:.4g}"] for name in model.constants)]
+    lines += [["error of the model", *(f"{error:.1%}" for error in errors)]]
+    lines += [[row, *(f"{loss[row]:.3f}" for loss in losses)] for row in losses[0]]
+    return f"{family}: {len(points)} launches; below, the time of the chosen launch divided by that of the fastest\n{table(lines)}"
+
+
+def _losses(model: Model, points: Sequence[Point], device: Device) -> dict[str, float]:
+    """Return for each problem the time of the launch that the model prefers, divided by the time of the fastest."""
+    rows: dict[str, list[Point]] = {}
+    for point in points:
+        rows.setdefault(point.row, []).append(point)
+    return {
+        row: min(found, key=lambda point: model.time(point.problem, device, point.launch)).us / min(point.us for point in found)
+        for row, found in rows.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, help="fit the constants to this file, and measure nothing")
+    parser.add_argument("--out", type=Path, help="merge what is measured into this file, one JSON object per line")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile all kernels first, without the GPU (0)")
+    parser.add_argument("--gpu", choices=KNOWN_DEVICES, default="h200", help="the GPU of the file that is fitted (h200)")
+    parser.add_argument("--family", choices=MODELS, action="append", help="only this family; may be given twice")
+    args = parser.parse_args(argv)
+    families = args.family or list(MODELS)
+    if args.results:
+        device, known = KNOWN_DEVICES[args.gpu], record.read(args.results)
+    elif torch.cuda.is_available():
+        device, known = describe(torch.device("cuda")), []
+        rows = [(family, row) for family in families for row in PROBLEMS[family]]
+        if args.workers:
+            print(compile_ahead(rows, device, args.workers), file=sys.stderr, flush=True)
+        for family, row in progress(rows, len(rows), lambda job: f"{job[0]} {job[1].name}", log=True):
+            known = record.merge(known, measure(family, row, device))
+            if args.out:
+                record.write(args.out, record.merge(record.read(args.out) if args.out.exists() else [], known))
+    else:
+        parser.error("there is no GPU to measure on; expected the name of a file with results")
+    for family in families:
+        points = list(points_of(family, known, device))
+        print(report(family, points, device) if points else f"{family}: no measured launch is one of its launches now")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
