@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from onepass.backends.family import FORWARD
@@ -38,6 +39,7 @@ from onepass.core.problem import NormProblem
 from onepass.planning.choose import plan
 from onepass.planning.options import Options
 from onepass.verify.cases import Case
+from onepass.verify.tensors import lay_out
 
 from .background import bits
 from .precompile import build, finish, new_pool
@@ -78,12 +80,12 @@ CLOSE = 2.0**-8  # tolerance: the delayed kernel is compiled separately, and may
 
 @dataclass(frozen=True)
 class Shape:
-    """A channels-last GroupNorm with SiLU, and how `ring` schedules it.
+    """A GroupNorm with SiLU, or a LayerNorm with SiLU if there are no groups, and how `ring` schedules it.
 
     32 programs are so few that launches on four streams run at the same time.
     """
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     groups: int
     members: int
     slots: int
@@ -91,6 +93,14 @@ class Shape:
     back: int = 0  # slots for the blocks that do not stay, which are read again; 0: none
     statistics: bool = False
     programs: int = 32
+    layout: str = "channels_last"
+    tiles: int = 0  # tiles of a unit; 0: as the planner chooses
+
+    @property
+    def case(self) -> Case:
+        if self.groups:
+            return Case("group_norm", self.shape, layout=self.layout, groups=self.groups, activation="silu")
+        return Case("layer_norm", self.shape, activation="silu")
 
 
 SHAPES = {
@@ -99,6 +109,10 @@ SHAPES = {
     "tiles": Shape((48, 320, 16, 16), 32, members=4, slots=6, statistics=True),
     "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=3, statistics=True),
     "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
+    # In these, a set is one long run. In the last, runs begin between multiples of 16 bytes, and members keep parameters.
+    "runs": Shape((64, 32, 64, 64), 2, members=4, slots=9, tiles=2, layout="contiguous", statistics=True),
+    "runs again": Shape((48, 32, 64, 64), 2, members=2, slots=6, keep=2, back=3, tiles=1, layout="contiguous"),
+    "odd runs": Shape((256, 40001), 0, members=4, slots=7, tiles=2, statistics=True),
 }
 
 
@@ -141,13 +155,13 @@ def shapes_of(cell: Cell) -> list[str]:
 
 
 def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[RingLaunch, ...]]:
-    case = Case("group_norm", shape.shape, layout="channels_last", groups=shape.groups, activation="silu")
-    problem = problem_of(Row(case, torch.float16))
+    problem = problem_of(Row(shape.case, torch.float16))
     chosen = plan(problem, device, FORWARD, Options("ring"))
     (launch,) = chosen.launches
     assert isinstance(launch, RingLaunch)
     keep = shape.keep or shape.slots
     cut = replace(launch, members=shape.members, programs=shape.programs, slots=shape.slots, keep=keep, back=shape.back)
+    cut = replace(cut, tiles=shape.tiles, sets=shape.tiles) if shape.tiles else cut
     assert cut.blocks <= keep or shape.back, f"{cut.blocks} blocks of a unit do not fit {shape.slots} slots"
     return problem, (cut,)
 
@@ -180,15 +194,15 @@ class Images:
         generator = torch.Generator(DEVICE).manual_seed(0)
         channels = self.shape.shape[1]
         self.weight, self.bias = torch.randn(2, channels, device=DEVICE, generator=generator).half().unbind()
-        self.inputs = [
-            torch.randn(self.shape.shape, device=DEVICE, generator=generator).half().to(memory_format=torch.channels_last)
-            for _ in range(INPUTS)
-        ]
+        made = (torch.randn(self.shape.shape, device=DEVICE, generator=generator).half() for _ in range(INPUTS))
+        self.inputs = [lay_out(x, self.shape.case.layout, DEVICE) for x in made]
         self.expected = [self.launch(None)(x) for x in self.inputs]
         torch.cuda.synchronize()
         for x, (y, *_) in zip(self.inputs, self.expected):
-            exact = torch.nn.functional.group_norm(x.double().contiguous(), self.shape.groups, self.weight.double(), self.bias.double())
-            torch.testing.assert_close(y, torch.nn.functional.silu(exact).half(), rtol=2**-8, atol=2**-8)
+            wide, parameters = x.double().contiguous(), (self.weight.double(), self.bias.double())
+            groups = self.shape.groups
+            exact = F.group_norm(wide, groups, *parameters) if groups else F.layer_norm(wide, (channels,), *parameters)
+            torch.testing.assert_close(y, F.silu(exact).half(), rtol=2**-8, atol=2**-8)
 
     def launch(self, stress: str | None) -> Launch:
         run = forward.forward(*planned(self.shape, self.device), self.shape.statistics, stress)

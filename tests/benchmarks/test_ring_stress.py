@@ -37,6 +37,9 @@ def test_every_hand_over_stands_in_the_kernels_once():
         ("tiles", {"tiles": 3, "back": 0, "at_once": 1}),
         ("ragged", {"back": 0, "ragged": True}),
         ("again", {"back": 3, "at_once": 1}),
+        ("runs", {"folded": True, "tiles": 2, "back": 0, "phases": 1}),
+        ("runs again", {"folded": True, "tiles": 1, "back": 3}),
+        ("odd runs", {"folded": True, "tiles": 2, "phases": 8, "ragged": True}),
     ],
 )
 def test_shapes_refill_their_slots(name, expected):
