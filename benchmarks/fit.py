@@ -1,8 +1,8 @@
 """Fits the constants of the cost models to measured times: how fast are the launches between which a family chooses?
 
 A family such as `ring` can run a problem by many launches: with blocks and teams of several sizes. Its cost model (schedule.py of the
-family) gives the time of each launch from a few constants. This script measures some launches of some problems, and then changes the
-constants until the modelled times agree with the measured ones.
+family) gives the time of each launch from a few constants (src/onepass/backends/gpu/constants.py). This script measures some launches
+of some problems, and then changes the constants until the modelled times agree with the measured ones.
 
 Run it on a GPU with `python -m benchmarks.fit --out results/launches-h200.jsonl`. Without a GPU, `python -m benchmarks.fit
 results/launches-h200.jsonl` fits the constants to that file again. Both print the constants, the error of the model, and how much
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onepass.backends.gpu import constants
 from onepass.backends.gpu.ring import schedule as ring
 from onepass.backends.gpu.walk import walk
 from onepass.backends.gpu.whole_set import schedule as whole_set
@@ -47,7 +48,7 @@ CLOSE = 2.0**-5  # the largest difference between the results of two launches, f
 
 @dataclass(frozen=True)
 class Model:
-    """The cost model of a family: its schedule.py, and the names of the constants in it that are fitted."""
+    """The cost model of a family: its schedule.py, and the names of those constants of gpu/constants.py that are fitted."""
 
     schedule: ModuleType
     constants: tuple[str, ...]
@@ -58,7 +59,7 @@ class Model:
         return sorted(found, key=partial(self.time, problem, device))
 
     def values(self) -> dict[str, float]:
-        return {name: getattr(self.schedule, name) for name in self.constants}
+        return {name: getattr(constants, name) for name in self.constants}
 
     def time(self, problem: NormProblem, device: Device, launch: Any) -> float:
         return self.schedule.modelled_time(problem, launch, device)
@@ -68,11 +69,11 @@ MODELS = {
     "ring": Model(
         ring,
         (
-            *("FOLDED_UNIT", "MORE_TILES", "FOLDED_BLOCK", "CROWDED", "FROM_L2", "FOLDED_COMPUTE", "ANY_BLOCK", "ACTIVATION", "PHASED"),
-            *("FILL", "COMBINE", "COMBINE_MEMBER", "FOLDED_EXCHANGE"),
+            *("RUN_UNIT", "RUN_TILE", "RUN_BLOCK", "RUN_CROWDED", "RUN_FROM_L2", "RUN_ANY_BLOCK", "RUN_COMPUTE", "RUN_ACTIVATION"),
+            *("RUN_PHASED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
         ),
     ),
-    "whole_set": Model(whole_set, ("LAUNCH_US", "ELEMENT", "OWN", "MEMBER", "ALONE")),
+    "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),
 }
 
 
@@ -191,21 +192,21 @@ def error_of(model: Model, points: Sequence[Point], device: Device) -> float:
 
 
 @contextmanager
-def using(model: Model, constants: dict[str, float]) -> Iterator[None]:
-    """Give the schedule of a model these constants in a block."""
+def using(model: Model, values: dict[str, float]) -> Iterator[None]:
+    """Give a model these constants in a block."""
     before = model.values()
-    vars(model.schedule).update(constants)
+    constants.__dict__.update(values)
     try:
         yield
     finally:
-        vars(model.schedule).update(before)
+        constants.__dict__.update(before)
 
 
 def fit(model: Model, points: Sequence[Point], device: Device) -> dict[str, float]:
     """Return the constants with which the model agrees best with the measurements."""
 
-    def error(constants: dict[str, float]) -> float:
-        with using(model, constants):
+    def error(values: dict[str, float]) -> float:
+        with using(model, values):
             return error_of(model, points, device)
 
     found, step = model.values(), 0.2
@@ -225,8 +226,8 @@ def report(family: str, points: Sequence[Point], device: Device) -> str:
     model = MODELS[family]
     before, after = model.values(), fit(model, points, device)
     errors, losses = [], []
-    for constants in (before, after):
-        with using(model, constants):
+    for values in (before, after):
+        with using(model, values):
             errors.append(error_of(model, points, device))
             losses.append(_losses(model, points, device))
     lines = [["", "now", "fitted"], *([name, f"{before[name]:.4g}", f"{after[name]:.4g}"] for name in model.constants)]

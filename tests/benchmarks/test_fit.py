@@ -16,7 +16,7 @@ H200 = KNOWN_DEVICES["h200"]
 def records():
     """What `measure` would find if the GPU agreed with other constants than ours."""
     found = []
-    for family, changed in (("ring", {"FOLDED_BLOCK": 1.4, "FOLDED_UNIT": 2.0}), ("whole_set", {"ELEMENT": 0.05, "LAUNCH_US": 3.0})):
+    for family, changed in (("ring", {"RUN_BLOCK": 1.4, "RUN_UNIT": 2.0}), ("whole_set", {"WHOLE_ELEMENT": 0.05, "WHOLE_LAUNCH": 3.0})):
         model = fit.MODELS[family]
         for row in fit.PROBLEMS[family][:4]:
             for launch in fit.picked_launches(family, row, H200):
@@ -49,7 +49,7 @@ def test_the_command(records, tmp_path, capsys):
     record.write(file, records)
     assert fit.main([str(file), "--family", "whole_set"]) == 0
     text = capsys.readouterr().out
-    assert "ELEMENT" in text and "error of the model" in text and "0.0%" not in text.split("error of the model")[1].split("%")[0]
+    assert "WHOLE_ELEMENT" in text and "error of the model" in text and "0.0%" not in text.split("error of the model")[1].split("%")[0]
     with pytest.raises(SystemExit):
         fit.main([])
     assert "expected the name of a file" in capsys.readouterr().err

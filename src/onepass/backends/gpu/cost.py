@@ -1,9 +1,6 @@
-"""Measured constants that several families share, and the cost functions that use them.
+"""The costs of the families whose time follows from the bytes they move, and what the models of the others share.
 
-The cost of `row`, `tile`, `apply`, `row_reread` and `tile_reread` follows from the bytes they move. The families `team`,
-`ring` and `whole_set` have models of their own in their schedule.py: their programs form teams, whose members share a
-unit of work, one or more sets. All times are in microseconds, and about 4/3 of the times that are measured on an H200.
-That does no harm, because only the order of the costs matters.
+constants.py has the measured constants. All times are in microseconds.
 """
 
 from __future__ import annotations
@@ -15,28 +12,11 @@ from onepass.backends.family import BACKWARD, FORWARD, Direction, Launches
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
+from . import constants
 from .launches import SharedSetLaunch, power_of_two
 from .walk import TILE, needs_division, used_fraction, walk
 
-LAUNCH_US = 3.0
-BANDWIDTH = 3e6  # bytes per microsecond
-
-# Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Measured on an H200, 2026-11-15. Wider
-# chunks gain little: 256 bytes reach 4.00 TB/s.
-RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
-FULL_RATE_WIDTH = max(RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
-
-# The wait until all members of a team have stored their moments. On an H200, 2026-11-16, `whole_set` takes 1.8 us longer for
-# 2x1280x32x32, where teams of four wait and merge, than for 8x1280x16x16, where no team is needed.
-BARRIER = 2.0
-MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moments that one member has of one set
-# STALL is from two trials on an H200, 2026-11-15: one with x kept in registers, one with x read twice.
-STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members
-REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
-
-ONE_BY_ONE = 0.6  # the speed of long rows whose elements are loaded one by one, because they are no multiple of 8 bytes
-
-FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
+FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
 
 def traffic_cost(
@@ -56,14 +36,14 @@ def traffic_cost(
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
     w = walk(problem)
     if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
-        used *= ONE_BY_ONE
+        used *= constants.ONE_BY_ONE
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return traffic / 1e3
-    bandwidth = BANDWIDTH
+    bandwidth = constants.BANDWIDTH
     if TILE not in walks:  # few long rows leave multiprocessors idle
-        bandwidth *= min(FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
-    return LAUNCH_US * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / bandwidth
+        bandwidth *= min(constants.FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
+    return constants.LAUNCH * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / bandwidth
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
@@ -72,8 +52,8 @@ def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
     In each round, a team takes one unit of work: `sets` sets, a power of two.
     """
     if launch.members == 1:
-        return (rounds - 1) * REFILL
-    return (rounds - 1) * STALL + (BARRIER + ceil(power_of_two(launch.members) * sets / 128) * MERGE)
+        return (rounds - 1) * constants.REFILL
+    return (rounds - 1) * constants.STALL + (constants.BARRIER + ceil(power_of_two(launch.members) * sets / 128) * constants.MERGE)
 
 
 def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: int) -> float:
@@ -87,11 +67,11 @@ def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, 
     idle = max(device.sms / launch.programs, 1.0)
     element = 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())  # bytes
     parameters = problem.min_bytes(FORWARD) - prod(problem.shape) * element
-    return (elements * element + parameters) / BANDWIDTH * max(over_share / min(idle, FEW_PROGRAMS), 1.0)
+    return (elements * element + parameters) / constants.BANDWIDTH * max(over_share / min(idle, constants.FEW_PROGRAMS), 1.0)
 
 
 def copy_rate(width: int) -> float:
     """Return the rate of copying chunks of `width` bytes, as a fraction of the full rate."""
     width = min(width, FULL_RATE_WIDTH)
-    (low, slow), (high, fast) = next(pair for pair in pairwise(RATES.items()) if width <= pair[1][0])
-    return (slow + (fast - slow) * (width - low) / (high - low)) / max(RATES.values())
+    (low, slow), (high, fast) = next(pair for pair in pairwise(constants.RATES.items()) if width <= pair[1][0])
+    return (slow + (fast - slow) * (width - low) / (high - low)) / max(constants.RATES.values())

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, lcm, prod
 
-from onepass.backends.gpu.cost import LAUNCH_US
+from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, Walk, axis_mask, fold, walk
@@ -38,39 +38,11 @@ BACK, SPARE = 3, 4
 
 MOST_SETS = 32  # the most sets of a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
 
-# Times in microseconds, measured on an H200, 2026-11-15.
-EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
-BLOCK_US = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
-UNIT, TILE, SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles, for each of its sets
-
-# Factors of the time of a block, measured on an H200, 2026-11-15.
-NARROW = 1.1  # for one team whose blocks are less than 256 bytes wide; several teams read neighbouring blocks at the same time
-AGAIN = 0.4  # added for a block that is loaded twice
-
-# From modelled times to costs. The model of columns is up to a third too short if a unit has many tiles. Groups of 60 channels
-# have such units (sweep on an H200, 2026-11-18).
-SCALE, FOLDED_SCALE = 4 / 3, 1.185
-
-
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
 SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
 MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
 OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
-
-# Times of a folded walk in microseconds, fitted to 163 launches on an H200, 2026-11-18, with an error of 6 % (root mean square).
-FOLDED_UNIT = 0.63  # for each unit
-MORE_TILES = 0.4  # for each tile but the first, unless the parameters are in shared memory
-FOLDED_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
-CROWDED = 0.57  # a factor of that time: how much longer it takes, times the part of the ring that a unit fills
-FROM_L2 = 3.3  # another: if each element has parameters of its own, and these do not come from shared memory
-FOLDED_COMPUTE = 0.8  # to reduce and apply 8192 elements
-ANY_BLOCK = 0.06  # for each block, whatever its size
-ACTIVATION = 1.3  # factors of the time to reduce and apply: for an activation, and
-PHASED = 1.7  # if runs begin between multiples of 16 bytes: the first and last blocks of a run are stored element by element
-FILL = 1.5  # to load the parameters of another phase
-COMBINE, COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
-FOLDED_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -113,8 +85,8 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
         if launch.phases > 1:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
-        return (1 + AGAIN * again) / 1e3
-    return (FOLDED_SCALE if launch.walk.folded else SCALE) * modelled_time(problem, launch, device)
+        return (1 + constants.RING_AGAIN * again) / 1e3
+    return (constants.RUN_SCALE if launch.walk.folded else constants.RING_SCALE) * modelled_time(problem, launch, device)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
@@ -233,36 +205,38 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
         return _folded_time(problem, launch, device)
     rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
-    block = BLOCK_US * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    block = constants.RING_BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
-        block *= NARROW
+        block *= constants.RING_NARROW
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
-    exchanged = UNIT + TILE * launch.tiles + SET * launch.sets
-    unit_time = max(blocks * block, exchanged, EXCHANGE * min(blocks, launch.keep) / spare) + again * AGAIN * block
+    exchanged = constants.RING_UNIT + constants.RING_TILE * launch.tiles + constants.RING_SET * launch.sets
+    unit_time = (
+        max(blocks * block, exchanged, constants.RING_EXCHANGE * min(blocks, launch.keep) / spare) + again * constants.RING_AGAIN * block
+    )
     first = blocks * block / 2  # loads of the first unit, which overlap with nothing
-    return LAUNCH_US + EXCHANGE + first + rounds * unit_time
+    return constants.LAUNCH + constants.RING_EXCHANGE + first + rounds * unit_time
 
 
 def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     """Return the modelled time of a folded launch: the memory limits all members together, arithmetic the busiest one."""
     rounds, blocks, elements = ceil(launch.units / launch.teams), launch.blocks, launch.block_i * launch.block_j
     factors = (
-        (ACTIVATION, problem.spec.activation != ""),
-        (PHASED, launch.phases > 1),
+        (constants.RUN_ACTIVATION, problem.spec.activation != ""),
+        (constants.RUN_PHASED, launch.phases > 1),
     )
-    compute = ANY_BLOCK + FOLDED_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
-    load = FOLDED_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
+    load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.differ == "element" and problem.affine and not launch.kept:
-        load *= FROM_L2
+        load *= constants.RUN_FROM_L2
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
-    reload = load * (AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
-    load *= 1 + CROWDED * min(blocks, launch.keep) / launch.slots
-    waits = FOLDED_EXCHANGE * min(blocks, launch.keep) / spare
-    combine = launch.tiles * (COMBINE + COMBINE_MEMBER * launch.members)
-    tiles = FOLDED_UNIT + (0 if launch.kept else MORE_TILES) * (launch.tiles - 1)
+    reload = load * (constants.RING_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
+    load *= 1 + constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
+    waits = constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
+    combine = launch.tiles * (constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
+    tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
     unit = max(tiles + max(average * load + again * reload, blocks * compute, waits), combine)
-    fills = FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
-    return LAUNCH_US + EXCHANGE + average * load / 2 + rounds * unit + fills
+    fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
+    return constants.LAUNCH + constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from onepass.backends.gpu.cost import FULL_RATE_WIDTH, LAUNCH_US, copy_rate, round_time, traffic_time
+from onepass.backends.gpu import constants
+from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, round_time, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -32,14 +33,6 @@ RESIDENT_THREADS = 256  # threads of a program that keeps its rows in registers.
 # The most columns of a block that stays in registers. On an H200, 2026-11-15, 2x320x64x64 takes 14.8 us with 64 columns and
 # 19.3 us with 128.
 RESIDENT_WIDTH = 64
-
-# If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of
-# `tile_reread` hide latencies better. With it the choice was right for 32 of 34 shapes (H200, 2026-11-16).
-REREAD = 2.0
-
-FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
-
-SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
 
 def team_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -120,25 +113,25 @@ def modelled_time(problem: NormProblem, launch: TeamLaunch, device: Device) -> f
     traffic = (_reads(problem, device, launch) + 1) / 2
     elements = launch.rows * launch.sets * launch.walk.run  # elements of a unit that a member has
     moved = traffic_time(problem, launch, device, rounds * elements)
-    return LAUNCH_US + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
+    return constants.LAUNCH + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
 
 
 def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
-    """Return how often x is read. A read from the L2 cache counts as FROM_L2 of a read from memory."""
+    """Return how often x is read. A read from the L2 cache counts as TEAM_FROM_L2 of a read from memory."""
     if launch.resident:
         return 1.0
     w = launch.walk
     in_flight = min(launch.teams, launch.units) * launch.sets * w.run * w.reps * problem.dtype.itemsize  # bytes
-    found = min(SHARE_OF_L2 * device.l2 / in_flight, 1.0)
-    return 2.0 - found * (1.0 - FROM_L2)
+    found = min(constants.TEAM_SHARE_OF_L2 * device.l2 / in_flight, 1.0)
+    return 2.0 - found * (1.0 - constants.TEAM_FROM_L2)
 
 
 def _rate(problem: NormProblem, launch: TeamLaunch) -> float:
     """Return the rate of copying rows as wide as a block, as a fraction of the full rate.
 
-    If rows are read twice, it is divided by REREAD.
+    If rows are read twice, it is divided by TEAM_REREAD.
     """
     sets = launch.sets if launch.walk.dense else 1
     contiguous = sets == launch.walk.sets
     rate = copy_rate(FULL_RATE_WIDTH if contiguous else sets * launch.walk.run * problem.dtype.itemsize)
-    return rate if launch.resident else rate / REREAD
+    return rate if launch.resident else rate / constants.TEAM_REREAD

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import ceil
 
+from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import copy_rate, round_time, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, fold, walk
@@ -33,13 +34,6 @@ SHORTEST = 8193  # elements of the shortest run that is folded: `row` keeps shor
 FOLD, LEAST_FOLD = 64, 8  # elements of a row: the largest power of two in this range that divides the run
 
 UNLIMITED = 2**20  # programs on each multiprocessor, if they need not run at the same time
-
-# Times in microseconds, from measurements on an H200, 2026-11-16, in the scale of the other families' costs.
-LAUNCH_US = 0.7  # for a launch. `tile` has 3.0: for 2x1280x8x8 it takes 7.6 us, and this family 5.7 us
-ELEMENT = 0.02  # for each element of a thread
-OWN = 0.04  # the same, if the elements of a vector have parameters of their own. From 64 rows of 20000 on an H200, 2026-11-18
-MEMBER = 0.1  # for each member of a team
-ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
 
 def whole_set_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -103,11 +97,11 @@ def modelled_time(problem: NormProblem, launch: WholeSetLaunch, device: Device) 
     """Return the modelled time of a launch, in microseconds."""
     at_once = max(device.sms * (THREADS // launch.block_i) // launch.members, 1)  # teams that can run at the same time
     rounds = ceil(launch.units / min(launch.teams, at_once))
-    waits = round_time(launch, rounds) + (ALONE if launch.members > 1 and launch.programs_per_sm == 1 else 0.0)
-    waits += MEMBER * launch.members
+    waits = round_time(launch, rounds) + (constants.WHOLE_ALONE if launch.members > 1 and launch.programs_per_sm == 1 else 0.0)
+    waits += constants.WHOLE_MEMBER * launch.members
     moved = traffic_time(problem, launch, device, rounds * launch.rows * launch.walk.run)
-    waits += (ELEMENT + OWN * launch.own_parameters(problem)) * launch.vectors * launch.block_j
-    return LAUNCH_US + waits + moved / _rate(problem, launch)
+    waits += (constants.WHOLE_ELEMENT + constants.WHOLE_OWN * launch.own_parameters(problem)) * launch.vectors * launch.block_j
+    return constants.WHOLE_LAUNCH + waits + moved / _rate(problem, launch)
 
 
 def _rate(problem: NormProblem, launch: WholeSetLaunch) -> float:

@@ -1,0 +1,65 @@
+"""The measured constants of the cost models, by which the planner compares families: one file for all of them.
+
+A model gives the time of a launch in microseconds. cost.py has the model of `row`, `tile`, `apply`, `row_reread` and `tile_reread`: their
+time follows from the bytes they move. The schedule.py of `team`, `ring` and `whole_set` has the model of that family: their programs form
+teams, whose members share a unit of work, one or more sets. Only the order of the costs matters, so all may be too long by the same
+factor. They are about 1.2 of the times that are measured on an H200.
+
+Unless a comment says otherwise, the constants are from an H200, 2026-11-15 and 2026-11-16. `python -m benchmarks.fit` measures launches
+of `ring` and `whole_set`, on this GPU or another, and fits their constants again. `python -m benchmarks.sweep` judges the result.
+"""
+
+# All families.
+LAUNCH = 3.0  # for a launch
+BANDWIDTH = 3e6  # bytes per microsecond
+FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
+ONE_BY_ONE = 0.6  # the speed of long rows whose elements are loaded one by one, because they are no multiple of 8 bytes (2026-11-18)
+
+# Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks gain little: 256 bytes reach 4.00 TB/s.
+RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
+
+# `team` and `whole_set`. BARRIER is the wait until all members of a team have stored their moments: `whole_set` takes 1.8 µs longer for
+# 2x1280x32x32, where teams of four wait and merge, than for 8x1280x16x16, where no team is needed.
+BARRIER = 2.0
+MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moments that one member has of one set
+STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
+REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
+
+# `team`.
+TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
+TEAM_SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
+# If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
+# better. With it the choice was right for 32 of 34 shapes.
+TEAM_REREAD = 2.0
+
+# `whole_set`.
+WHOLE_LAUNCH = 0.7  # for a launch. `tile` has LAUNCH: for 2x1280x8x8 it takes 7.6 µs, and this family 5.7 µs
+WHOLE_ELEMENT = 0.02  # for each element of a thread
+WHOLE_OWN = 0.04  # the same, if the elements of a vector have parameters of their own. From 64 rows of 20000 (2026-11-18)
+WHOLE_MEMBER = 0.1  # for each member of a team
+WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
+
+# `ring`, where several sets share a row.
+RING_EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
+RING_BLOCK = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
+RING_UNIT, RING_TILE, RING_SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles and of its sets
+RING_NARROW = 1.1  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
+RING_AGAIN = 0.4  # of RING_BLOCK, for a block that is loaded twice
+
+# `ring`, where a set is one run (the walk is folded): fitted to 163 launches with an error of 6 % (root mean square; 2026-11-18).
+RUN_UNIT = 0.63  # for each unit
+RUN_TILE = 0.4  # for each tile but the first, unless the parameters are in shared memory
+RUN_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
+RUN_CROWDED = 0.57  # of that time: how much longer it takes, times the part of the ring that a unit fills
+RUN_FROM_L2 = 3.3  # a factor of that time: each element has parameters of its own, and these do not come from shared memory
+RUN_ANY_BLOCK = 0.06  # for each block, whatever its size
+RUN_COMPUTE = 0.8  # to reduce and apply 8192 elements
+RUN_ACTIVATION = 1.3  # a factor of RUN_COMPUTE: an activation
+RUN_PHASED = 1.7  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes, so their first and last blocks need masks
+RUN_FILL = 1.5  # to load the parameters of another phase
+RUN_COMBINE, RUN_COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
+RUN_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring
+
+# From modelled times to costs. The model of `ring` for several sets in a row is up to a third too short if a unit has many tiles. Groups
+# of 60 channels have such units (2026-11-18).
+RING_SCALE, RUN_SCALE = 4 / 3, 1.185
