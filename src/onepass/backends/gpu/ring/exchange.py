@@ -132,7 +132,7 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
         late(mode.stress, "combine parts", WARPS)
         at = _part_of(exchange.parts_ptr, unit, set_, part, split.members, SETS)
         mean, m2 = _load_parts(at, part < split.members, SETS * split.members)
-        runs = runs_of(unit, total, view, split, mode)
+        runs = runs_of(unit, view, split, mode)
         n_mean = elements_of(part, split.members, runs.phase, view, mode)
         for first in range(mode.parts, split.members, mode.parts):
             more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
