@@ -17,7 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,23 +26,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onepass.backends.family import FORWARD
 from onepass.backends.gpu import forward
 from onepass.backends.gpu.launch.counters import Counters
-from onepass.backends.gpu.ring.launch import RESET, RingLaunch
+from onepass.backends.gpu.ring.launch import RESET
 from onepass.bench import record
-from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import table
 from onepass.core.device import Device, describe
 from onepass.core.operands import NO_OPTIONAL
-from onepass.core.problem import NormProblem
-from onepass.planning.choose import plan
-from onepass.planning.options import Options
-from onepass.verify.cases import Case
 from onepass.verify.tensors import lay_out
 
 from .background import bits
 from .precompile import build, finish, new_pool
+from .ring_stress_shapes import SHAPES, planned
 from .watchdog import LONGEST, Watchdog
 
 HANDOVERS = {  # "group name", where group is a group of warps: what this group does late
@@ -76,44 +71,6 @@ REPEATS = 4  # a graph runs all inputs this many times
 BATCH = 6  # a lane without a graph makes this many launches before the next lane takes its turn
 DEVICE = "cuda"
 CLOSE = 2.0**-8  # tolerance: the delayed kernel is compiled separately, and may round differently from production's
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A GroupNorm with SiLU, or a LayerNorm with SiLU if there are no groups, and how `ring` schedules it.
-
-    32 programs are so few that launches on four streams run at the same time.
-    """
-
-    shape: tuple[int, ...]
-    groups: int
-    members: int
-    slots: int
-    keep: int = 0  # blocks of a unit of work that stay in the ring until they are applied; 0: all
-    back: int = 0  # slots for the blocks that do not stay, which are read again; 0: none
-    statistics: bool = False
-    programs: int = 32
-    layout: str = "channels_last"
-    tiles: int = 0  # tiles of a unit; 0: as the planner chooses
-
-    @property
-    def case(self) -> Case:
-        if self.groups:
-            return Case("group_norm", self.shape, layout=self.layout, groups=self.groups, activation="silu")
-        return Case("layer_norm", self.shape, activation="silu")
-
-
-SHAPES = {
-    "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2),
-    "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4),
-    "tiles": Shape((48, 320, 16, 16), 32, members=4, slots=6, statistics=True),
-    "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=3, statistics=True),
-    "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
-    # In these, a set is one long run. In the last, runs begin between multiples of 16 bytes, and members keep parameters.
-    "runs": Shape((64, 32, 64, 64), 2, members=4, slots=9, tiles=2, layout="contiguous", statistics=True),
-    "runs again": Shape((48, 32, 64, 64), 2, members=2, slots=6, keep=2, back=3, tiles=1, layout="contiguous"),
-    "odd runs": Shape((256, 40001), 0, members=4, slots=7, tiles=2, statistics=True),
-}
 
 
 class Cell(NamedTuple):
@@ -152,18 +109,6 @@ def shapes_of(cell: Cell) -> list[str]:
     Only "again" has blocks that are read again. Without such blocks, the reduce group releases no slots.
     """
     return ["again"] if cell.handover in ("reduce crowd", "reduce release") else list(SHAPES)
-
-
-def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[RingLaunch, ...]]:
-    problem = problem_of(Row(shape.case, torch.float16))
-    chosen = plan(problem, device, FORWARD, Options("ring"))
-    (launch,) = chosen.launches
-    assert isinstance(launch, RingLaunch)
-    keep = shape.keep or shape.slots
-    cut = replace(launch, members=shape.members, programs=shape.programs, slots=shape.slots, keep=keep, back=shape.back)
-    cut = replace(cut, tiles=shape.tiles, sets=shape.tiles) if shape.tiles else cut
-    assert cut.blocks <= keep or shape.back, f"{cut.blocks} blocks of a unit do not fit {shape.slots} slots"
-    return problem, (cut,)
 
 
 def source(name: str, stress: str | None, device: Device) -> Any:

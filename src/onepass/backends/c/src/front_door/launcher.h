@@ -190,17 +190,23 @@ struct Launcher {
     return true;
   }
 
-  // A call from Python.
-  object launch(PyObject* const* arguments) const {
+  // As above, on the arguments of a call from Python.
+  bool run(PyObject* const* arguments, Made& made) const {
     Given given;
-    bool usual = true;
     for (const auto& input : inputs) {
       PyObject* one = arguments[input.argument];
-      usual = usual && THPVariable_Check(one);
-      given.push_back(usual ? &THPVariable_Unpack(one) : nullptr);
+      if (!THPVariable_Check(one)) {
+        return false;
+      }
+      given.push_back(&THPVariable_Unpack(one));
     }
+    return run(given, arguments, made);
+  }
+
+  // A call from Python.
+  object launch(PyObject* const* arguments) const {
     Made made;
-    if (!usual || !run(given, arguments, made)) {
+    if (!run(arguments, made)) {
       return own(PyObject_Vectorcall(careful.ptr(), arguments, number, nullptr));
     }
     for (const auto argument : changed) {

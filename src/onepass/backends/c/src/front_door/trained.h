@@ -23,17 +23,11 @@ struct Trained {
 
   object run(PyObject* const* arguments) const {
     const auto* launcher = launcher_in(launch.ptr());
-    Given given;
-    bool usual = true;
-    for (const auto& input : launcher->inputs) {
-      PyObject* one = arguments[input.argument];
-      usual = usual && THPVariable_Check(one);
-      given.push_back(usual ? &THPVariable_Unpack(one) : nullptr);
-    }
     Made made;
-    if (usual) {
+    bool usual;
+    {
       const at::AutoGradMode no_graph(false);
-      usual = launcher->run(given, arguments, made);
+      usual = launcher->run(arguments, made);
     }
     if (!usual) {
       return own(PyObject_Vectorcall(careful.ptr(), arguments, number, nullptr));
