@@ -70,7 +70,7 @@ MODELS = {
         ring,
         (
             *("RUN_UNIT", "RUN_TILE", "RUN_BLOCK", "RUN_CROWDED", "RUN_FROM_L2", "RUN_ANY_BLOCK", "RUN_COMPUTE", "RUN_ACTIVATION"),
-            *("RUN_PHASED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
+            *("RUN_UNALIGNED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
         ),
     ),
     "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),

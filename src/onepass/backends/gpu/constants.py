@@ -6,7 +6,8 @@ teams, whose members share a unit of work, one or more sets. Only the order of t
 factor. They are about 1.2 of the times that are measured on an H200.
 
 Unless a comment says otherwise, the constants are from an H200, 2026-11-15 and 2026-11-16. `python -m benchmarks.fit` measures launches
-of `ring` and `whole_set`, on this GPU or another, and fits their constants again. `python -m benchmarks.sweep` judges the result.
+of `ring` and `whole_set`, on this GPU or another, and fits RUN_* and WHOLE_* to them. The others stay, so compare their costs with
+measured times, too: `python -m benchmarks.sweep` measures all families.
 """
 
 # All families.
@@ -35,27 +36,28 @@ TEAM_REREAD = 2.0
 # `whole_set`.
 WHOLE_LAUNCH = 0.7  # for a launch. `tile` has LAUNCH: for 2x1280x8x8 it takes 7.6 µs, and this family 5.7 µs
 WHOLE_ELEMENT = 0.02  # for each element of a thread
-WHOLE_OWN = 0.04  # the same, if the elements of a vector have parameters of their own. From 64 rows of 20000 (2026-11-18)
+WHOLE_OWN = 0.04  # added to that, if the elements of a vector have parameters of their own. From 64 rows of 20000 (2026-11-18)
 WHOLE_MEMBER = 0.1  # for each member of a team
 WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
-# `ring`, where several sets share a row.
+# `ring`, where several sets share a row. The model for one run uses RING_EXCHANGE and RING_AGAIN, too.
 RING_EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
 RING_BLOCK = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
 RING_UNIT, RING_TILE, RING_SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles and of its sets
 RING_NARROW = 1.1  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
 RING_AGAIN = 0.4  # of RING_BLOCK, for a block that is loaded twice
 
-# `ring`, where a set is one run (the walk is folded): fitted to 163 launches with an error of 6 % (root mean square; 2026-11-18).
+# `ring`, where a set is one run (the walk is folded): fitted to 163 launches, with an error of 6 %
+# (root mean square; 2026-11-18).
 RUN_UNIT = 0.63  # for each unit
 RUN_TILE = 0.4  # for each tile but the first, unless the parameters are in shared memory
 RUN_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
-RUN_CROWDED = 0.57  # of that time: how much longer it takes, times the part of the ring that a unit fills
-RUN_FROM_L2 = 3.3  # a factor of that time: each element has parameters of its own, and these do not come from shared memory
+RUN_CROWDED = 0.57  # by this fraction RUN_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
+RUN_FROM_L2 = 3.3  # a factor of RUN_BLOCK: each element has parameters of its own, and these do not come from shared memory
 RUN_ANY_BLOCK = 0.06  # for each block, whatever its size
 RUN_COMPUTE = 0.8  # to reduce and apply 8192 elements
 RUN_ACTIVATION = 1.3  # a factor of RUN_COMPUTE: an activation
-RUN_PHASED = 1.7  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes, so their first and last blocks need masks
+RUN_UNALIGNED = 1.7  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes, so their first and last blocks need masks
 RUN_FILL = 1.5  # to load the parameters of another phase
 RUN_COMBINE, RUN_COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
 RUN_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring

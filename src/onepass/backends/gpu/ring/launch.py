@@ -60,11 +60,11 @@ class RingMode(NamedTuple):
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
     ragged: bool  # the last block of rows or of columns, or the last unit, is not full
-    folded: bool  # the walk is folded: each tile is a set, and each row has parameters of its own
+    folded: bool  # the walk is folded: each tile is one set
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
     differ: str  # folded: what parameters differ by, "element", "row" or "block"
     phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
-    vector: int  # folded: elements of 16 bytes
+    vector: int  # folded: how many elements 16 bytes hold
     phases: int  # folded: in how many places between two multiples of 16 bytes runs begin: see ring/runs.py
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
@@ -83,7 +83,7 @@ class RingLaunch(SharedSetLaunch):
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
-    vector: int = 1  # folded: elements of 16 bytes
+    vector: int = 1  # folded: how many elements 16 bytes hold
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property

@@ -1,9 +1,9 @@
-"""The parameters of a folded walk, in which they differ along the rows of a block.
+"""Loads the parameters of a folded walk.
 
 A folded walk (gpu/walk.py) takes a run as rows r of block_j elements t, so the element (r, t) is number r·block_j + t of the
 run. A team of programs, its members, shares a unit of work, which is some values of o. A member has the same rows of every
-unit. So if each element of a run has its own weight and bias, and all o share them, a member keeps those of its rows in
-shared memory.
+unit. So if each element of a run has its own weight and bias, and all o share them, a member can keep those of its rows
+in shared memory.
 """
 
 from typing import Any, NamedTuple

@@ -39,7 +39,7 @@ def runs_of(unit, view, split, mode: gl.constexpr):
 
 @jit
 def run_of(runs, tile, view, mode: gl.constexpr):
-    """Return the run of a tile. Its o may not exist: then it is not below `total`."""
+    """Return the run of a tile. If its o is `total` or more, there is no such run."""
     o = runs.first + tile * mode.phases
     start = o.to(gl.int64) * view.length
     if mode.phases > 1:

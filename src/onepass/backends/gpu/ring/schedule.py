@@ -223,7 +223,7 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     rounds, blocks, elements = ceil(launch.units / launch.teams), launch.blocks, launch.block_i * launch.block_j
     factors = (
         (constants.RUN_ACTIVATION, problem.spec.activation != ""),
-        (constants.RUN_PHASED, launch.phases > 1),
+        (constants.RUN_UNALIGNED, launch.phases > 1),
     )
     compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
     load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
