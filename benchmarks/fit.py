@@ -233,7 +233,8 @@ def report(family: str, points: Sequence[Point], device: Device) -> str:
     lines = [["", "now", "fitted"], *([name, f"{before[name]:.4g}", f"{after[name]:.4g}"] for name in model.constants)]
     lines += [["error of the model", *(f"{error:.1%}" for error in errors)]]
     lines += [[row, *(f"{loss[row]:.3f}" for loss in losses)] for row in losses[0]]
-    return f"{family}: {len(points)} launches; below, the time of the chosen launch divided by that of the fastest\n{table(lines)}"
+    title = f"{family}: {len(points)} launches. For each problem: the time of the chosen launch, divided by the time of the fastest."
+    return f"{title}\n{table(lines)}"
 
 
 def _losses(model: Model, points: Sequence[Point], device: Device) -> dict[str, float]:

@@ -178,7 +178,7 @@ PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
     ],
 )
 def test_the_plan_on_a_gpu(problem, family, backward, device):
-    """A pair of families is that of the H200, whose programs can share long runs, and that of the others."""
+    """If there are two families, the first is for the H200. Its programs can share long runs."""
     families = (family, family) if isinstance(family, str) else family
     assert plan(problem, device).family == families[device is not H200]
     assert plan(problem, device, "backward").family == backward

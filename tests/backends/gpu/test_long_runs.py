@@ -32,7 +32,7 @@ def _random(*shape, dtype=FULL):
     return torch.randn(shape, device="cuda").to(dtype)
 
 
-# Rows of 32769 and more, of even and odd lengths, some of which end in the middle of a row of 64. Units have several rows.
+# Lengths are even and odd. Some are no multiple of 64. There are enough rows for units of several.
 ROWS = [
     (300, 32769, BFLOAT), (41, 32776, HALF), (9, 40001, FULL), (37, 50256, BFLOAT), (37, 50257, BFLOAT), (64, 50258, HALF),
     (1000, 40960, BFLOAT), (3, 131072, FULL), (5, 1000003, BFLOAT), (2, 1000004, HALF), (1, 3000001, BFLOAT), (17, 65540, FULL),

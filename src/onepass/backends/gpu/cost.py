@@ -31,7 +31,7 @@ def traffic_cost(
         return float("inf")
     tensors = 2 if direction == BACKWARD else 1
     reads = sum(launch.reads for launch in launches)
-    used = max(used_fraction(problem, walk) for walk in walks)
+    used = max(used_fraction(problem, way) for way in walks)
     if direction != BACKWARD and launches[0].resident:
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
     w = walk(problem)

@@ -111,6 +111,7 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
     count = view.reps.to(gl.float32) * view.run
     if mode.folded:
         count = view.length.to(gl.float32)
+    n = elements_of(part, split.members, 0, view, mode)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
@@ -133,7 +134,9 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
         at = _part_of(exchange.parts_ptr, unit, set_, part, split.members, SETS)
         mean, m2 = _load_parts(at, part < split.members, SETS * split.members)
         runs = runs_of(unit, view, split, mode)
-        n_mean = elements_of(part, split.members, runs.phase, view, mode)
+        n_mean = n
+        if mode.phases > 1:
+            n_mean = elements_of(part, split.members, runs.phase, view, mode)
         for first in range(mode.parts, split.members, mode.parts):
             more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
             more = elements_of(first + part, split.members, runs.phase, view, mode)

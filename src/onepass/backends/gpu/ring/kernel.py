@@ -13,6 +13,9 @@ from another group:
 - `combine` waits for the moments of all members, and computes mean, rstd, gain and term for each column;
 - `apply` computes y = activation((x - mean)·rstd·gain + term) and empties the ring.
 
+If a set is one long run, each tile is one run instead, in rows that follow one another (ring/runs.py). Then gain and term differ
+within a column, and `apply` finds them itself (ring/parameters.py).
+
 So the exchange of one unit's moments overlaps with the blocks of the next unit. If a member has more than `keep` blocks
 of a unit, the first ones are reduced and dropped. They are loaded again after the others, in reverse order, because the
 L2 cache may still hold the last of them.

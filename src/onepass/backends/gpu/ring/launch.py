@@ -215,7 +215,6 @@ class RingLaunch(SharedSetLaunch):
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
         _, affine, stats = forward_pointers(problem, options)
-        sets, columns = (self.tiles, self.tiles * w.run) if w.folded else (w.sets, w.columns)
         return (
             self._descriptor(problem.dtype),
             problem.dtype,
@@ -225,9 +224,9 @@ class RingLaunch(SharedSetLaunch):
             Exchange(torch.float32, torch.int32),
             float(problem.spec.eps),
             w.total,
-            RingView(w.reps, sets, w.run, *w.y[:2], w.folded),
+            RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, columns, self.channel_rows, self._reach, self.units_of_phase),
+            RingSplit(self.members, self.teams, self.spans, w.columns, self.channel_rows, self._reach, self.units_of_phase),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

@@ -124,7 +124,7 @@ def merge_warps(moments, first, norm: gl.constexpr):
 
 @jit
 def _take(ring, at, dropped, BLOCK: gl.constexpr, mode: gl.constexpr):
-    """Return this member's next block, in registers. If it is to be dropped, release its slot of the ring."""
+    """Return this member's next block, in registers. Release its slot of the ring if the block is `dropped`."""
     slot = at % mode.slots
     acquire_to_read(ring, slot, at // mode.slots & 1)
     late(mode.stress, "reduce block", mode.warps)
@@ -161,7 +161,7 @@ def _centered(x, n, norm: gl.constexpr, mean):
 
 @jit
 def _end_of_run(x, inside, norm: gl.constexpr):
-    """As `_centered`, for a block of which only some elements are `inside` the run. Return the number of these, too."""
+    """Do what `_centered` does, for the elements that are `inside` the run. Also return how many each lane has."""
     n = _sum(gl.where(inside, 1.0, 0.0))
     x, mean = _centered(gl.where(inside, x, 0.0), gl.maximum(n, 1.0), norm, n)
     return gl.where(inside, x, 0.0), mean, n

@@ -76,7 +76,7 @@ def whole_set_forward(
             if not mode.folded:
                 place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R | AXIS_T, AXIS_T)
-            elif mode.per_vector:  # parameters that differ only from vector to vector: t is that of the first element
+            elif mode.per_vector:  # all elements of a vector have the same parameters: take the t of the first
                 first = r * mode.run + _start(n, mode)
                 place = Place(o=o, r=0, s=s, t=first, i_inside=inside, j_inside=here)
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_T, NO_AXIS)
