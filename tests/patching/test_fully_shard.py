@@ -11,6 +11,7 @@ import torch.multiprocessing
 from torch import nn
 
 import onepass
+from tests.ranks import leave
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
 RANKS = 2
@@ -57,7 +58,7 @@ def work(rank: int, store: str, results: str) -> None:
     found = {order: trained(order, rank, mesh) for order in (("shard",), ("patch", "shard"), ("shard", "patch"))}
     if rank == 0:
         torch.save(found, results)
-    dist.destroy_process_group()
+    leave()
 
 
 def test_training(tmp_path: Path):

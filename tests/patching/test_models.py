@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import onepass
+from tests.ranks import leave
 
 pytest.importorskip("diffusers"), pytest.importorskip("transformers"), pytest.importorskip("monai")
 warnings.filterwarnings("ignore", category=DeprecationWarning)
@@ -221,7 +222,7 @@ def _rank(rank, path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
     original("unet").inputs["sample"].mul_(rank + 1)  # each process has its own data
     steps_agree(False, False, nn.parallel.DistributedDataParallel)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_a_training_step_on_two_processes(tmp_path):

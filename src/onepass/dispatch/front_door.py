@@ -7,6 +7,7 @@ give the same results.
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -29,6 +30,8 @@ _COMPILE = "import sys; sys.path = list(filter(None, sys.path)); from onepass.ba
 class State:
     started = False
     reason = "no norm was computed yet"  # why Python does the work; "" once the front door is open
+    # Held while a module is loaded in the background, and for good once Python ends: a thread that is inside a C++ module then aborts.
+    opening: ClassVar[threading.Lock] = threading.Lock()
     listeners: ClassVar[list[Callable[[], None]]] = []  # called if the front door opens or closes later than in `start`
 
 
@@ -38,6 +41,7 @@ def start() -> None:
         return
     State.started = True
     if not _open(may_compile=False) and _can_compile():
+        atexit.register(State.opening.acquire)
         threading.Thread(target=_compile_apart, name="onepass-front-door", daemon=True).start()
 
 
@@ -112,9 +116,10 @@ def _compile_apart() -> None:
     except OSError as error:
         State.reason = str(error)
         return
-    if State.reason and _open(may_compile=False):
-        _tell()
-        LOGGER.info("compiled the C++ front door")
-    elif State.reason:
-        State.reason = next(filter(None, reversed(lines)), State.reason)
-        LOGGER.info("the C++ front door could not be compiled: %s", State.reason)
+    with State.opening:
+        if State.reason and _open(may_compile=False):
+            _tell()
+            LOGGER.info("compiled the C++ front door")
+        elif State.reason:
+            State.reason = next(filter(None, reversed(lines)), State.reason)
+            LOGGER.info("the C++ front door could not be compiled: %s", State.reason)

@@ -152,6 +152,22 @@ def test_a_process_may_end_while_it_is_compiled(fake):
     assert set(dir(front_door.load(may_compile=False))) >= NAMES and runs(fake) == 1
 
 
+def test_a_process_that_ends_waits_until_the_module_is_loaded(fake):
+    """A thread that is inside a C++ module when Python ends would abort the process."""
+    (fake / "body").write_text('sleep 1; cp "$REAL" "$out"')
+    code = """
+from onepass.dispatch import front_door
+load, began = front_door._open, threading.Event()
+def slowly(may_compile):
+    began.set()
+    time.sleep(1)
+    print(load(may_compile), flush=True)
+front_door._open = slowly
+assert began.wait(60)
+"""
+    assert output(start(fake, code)) == "True"
+
+
 def test_python_does_the_work_if_it_is_off_or_fails(fake):
     (fake / "body").write_text("echo nonsense >&2; exit 1")
     environments = {door.VARIABLE: "off"}, {"CXX": "no-such-compiler"}, {}
