@@ -360,6 +360,22 @@ def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
     assert step.blocks <= step.keep or (step.back and 0 < step.keep < step.slots)
 
 
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_ring_keeps_parameters_that_all_rows_share(invariant):
+    """Members of a team keep the weights of their elements in shared memory only if each element has one, the same in every row."""
+
+    def kept(definition, shape, weight_shape, **more):
+        x, weight = (torch.empty(of, dtype=torch.float16, device="meta") for of in (shape, weight_shape))
+        (step,) = plan(bind(definition, x, weight, weight, **more), H200, options=Options("ring", invariant=invariant)).launches
+        return step.kept
+
+    assert kept(norms.layer_norm(1), (64, 131072), (131072,))
+    assert not kept(norms.group_norm(2), (8, 131072), (131072,))  # two rows in turn have different weights
+    scale = torch.empty(8, 40000, dtype=torch.float16, device="meta")
+    one_weight = norms.layer_norm(1, granularity="global", modulated=True)
+    assert not kept(one_weight, (8, 40000), (), optional=OptionalOperands(None, scale, scale))
+
+
 def test_without_teams():
     chosen = plan(_diffusion(2, 320, 64), replace(H200, no_team="200 programs must run at the same time"))
     assert chosen.family == "tile_reread" and ("team", ("200 programs must run at the same time",)) in chosen.why_not

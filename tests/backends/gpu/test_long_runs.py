@@ -36,6 +36,7 @@ def _random(*shape, dtype=FULL):
 ROWS = [
     (300, 32769, BFLOAT), (41, 32776, HALF), (9, 40001, FULL), (37, 50256, BFLOAT), (37, 50257, BFLOAT), (64, 50258, HALF),
     (1000, 40960, BFLOAT), (3, 131072, FULL), (5, 1000003, BFLOAT), (2, 1000004, HALF), (1, 3000001, BFLOAT), (17, 65540, FULL),
+    (4, 36863, BFLOAT), (1, 36863, FULL), (3, 65535, HALF),  # the last member of a team has no element of some runs
 ]  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def merge_warps(moments, first, norm: gl.constexpr):
     WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     mean, m2 = moments.buffer.index(first).load(WARP), moments.buffer.index(first + 1).load(WARP)
     n = moments.buffer.index(first + 2).load(WARP)
-    return merge(mean, m2, n, gl.sum(n, 0), None, norm.centered)
+    return merge(mean, m2, n, gl.maximum(gl.sum(n, 0), 1.0), None, norm.centered)  # a member may have no element of a run
 
 
 @jit

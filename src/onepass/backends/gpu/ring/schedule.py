@@ -19,7 +19,7 @@ from math import ceil, gcd, lcm, prod
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
-from onepass.backends.gpu.walk import AXIS_O, AXIS_R, Walk, axis_mask, fold, walk
+from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -147,8 +147,9 @@ def _channel(problem: NormProblem, w: Walk) -> int:
 
 def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
     """Yield launches whose units are one or more values of o, with or without parameters in shared memory."""
-    size, by_o, channel = problem.dtype.itemsize, axis_mask(w.param, w) & AXIS_O, _channel(problem, walk(problem))
-    shared = channel == 1 and not by_o  # all o share the parameters of each element
+    all_o = walk(problem)  # w may have only one o
+    size, axes, channel = problem.dtype.itemsize, axis_mask(all_o.param, all_o), _channel(problem, all_o)
+    shared = channel == 1 and axes & (AXIS_O | AXIS_T) == AXIS_T  # each element has its own weight and bias, and all o share them
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
     odd = w.folded * size % ALIGNMENT != 0  # then the larger blocks take twice as long: most have an end of a run
     for slot in (SLOT // 2,) if odd else (SLOT, SLOT // 2):
