@@ -133,7 +133,7 @@ def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split,
         late(mode.stress, "combine parts", WARPS)
         at = _part_of(exchange.parts_ptr, unit, set_, part, split.members, SETS)
         mean, m2 = _load_parts(at, part < split.members, SETS * split.members)
-        runs = runs_of(unit, view, split, mode)
+        runs = runs_of(unit, total, view, split, mode)
         n_mean = n
         if mode.phases > 1:
             n_mean = elements_of(part, split.members, runs.phase, view, mode)

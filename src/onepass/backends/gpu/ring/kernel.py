@@ -86,7 +86,7 @@ def ring_forward(
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     units = total // view.sets * split.spans
     if mode.folded:  # some units may have fewer values of o
-        units = split.units_of_phase * gl.minimum(mode.phases, total)
+        units = split.rounds * split.teams if mode.phases > 1 else split.units_of_phase
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
     again = gl.maximum(mode.tiles * blocks - mode.keep, 0)
     work = Work(team=team, member=member, units=units, blocks=blocks, again=again)
@@ -96,7 +96,7 @@ def ring_forward(
             (reduce, (ring, moments, x_ptr, work, total, view, split, norm, mode)),
             (publish, (moments, exchange, work, view, split, norm, mode)),
             (combine, (lines, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
-            (_load, (x_desc, ring, work, view, split, mode)),
+            (_load, (x_desc, ring, work, total, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
         [96, 96, 96, 24],
@@ -104,7 +104,7 @@ def ring_forward(
 
 
 @jit
-def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
+def _load(x_desc, ring, work, total, view, split, mode: gl.constexpr):
     """Load this member's blocks into the ring, in the order in which `_reduce` takes them.
 
     Between the blocks of a unit, load the dropped blocks of the previous unit again, into slots of their own.
@@ -112,7 +112,7 @@ def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
     at = 0
     again_at = 0
     for unit in range(work.team, work.units, split.teams):
-        runs = runs_of(unit, view, split, mode)
+        runs = runs_of(unit, total, view, split, mode)
         for block in range(mode.tiles * work.blocks):
             slot, phase = at % mode.slots, at // mode.slots & 1
             _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode)
@@ -120,12 +120,12 @@ def _load(x_desc, ring, work, view, split, mode: gl.constexpr):
             if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
                 if (block < work.again) & (unit != work.team):  # blocks to load again, in reverse order
                     slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
-                    before = runs_of(unit - split.teams, view, split, mode)
+                    before = runs_of(unit - split.teams, total, view, split, mode)
                     _load_block(x_desc, ring, slot, phase, unit - split.teams, before, work.again - 1 - block, work, view, split, mode)
                     again_at += 1
     if mode.back > 0:
         last = work.team + (work.units - 1 - work.team) // split.teams * split.teams
-        runs = runs_of(last, view, split, mode)
+        runs = runs_of(last, total, view, split, mode)
         for block in range(work.again):
             slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
             _load_block(x_desc, ring, slot, phase, last, runs, work.again - 1 - block, work, view, split, mode)
@@ -175,7 +175,7 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     here = mode.tiles * work.blocks
-    runs = runs_of(work.team, view, split, mode)
+    runs = runs_of(work.team, total, view, split, mode)
     kept_phase = runs.phase
     if mode.kept > 0:
         fill(kept, kept_phase, affine, maps, work, view, split, norm, mode, BLOCK)
@@ -186,7 +186,7 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
     for unit in range(work.team, work.units, split.teams):
         o, column = unit // split.spans, unit % split.spans * (mode.tiles * mode.block_j)
         line_at = turn % 2 * (mode.tiles * 4)
-        runs = runs_of(unit, view, split, mode)
+        runs = runs_of(unit, total, view, split, mode)
         if mode.kept > 0 and mode.phases > 1:  # noqa: SIM102
             if runs.phase != kept_phase:
                 fill(kept, runs.phase, affine, maps, work, view, split, norm, mode, BLOCK)
@@ -214,7 +214,7 @@ def _apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spl
                         z = _centered(x, mean, norm) * (factor * each_gain) + each_shift
                     else:  # load those of the next block while this one is applied
                         is_last = step + more + 1 == here
-                        next_runs = runs_of(gl.where(is_last, unit + split.teams, unit), view, split, mode)
+                        next_runs = runs_of(gl.where(is_last, unit + split.teams, unit), total, view, split, mode)
                         next_step = gl.where(is_last, 0, step + more + 1)
                         next_gain, next_shift = _parameters(
                             next_runs, next_step, here, kept, affine, maps, work, view, split, norm, mode, BLOCK
@@ -278,7 +278,13 @@ def _store_run(y_ptr, y, number, first, run, total, mode: gl.constexpr):
         if (first >= run.phase) & (first + mode.block_i * mode.block_j <= run.end) & (run.o < total):
             gl.store(to, y, cache_modifier=".cs")
         else:
-            gl.store(to, y, mask=(first + number >= run.phase) & (first + number < run.end) & (run.o < total), cache_modifier=".cs")
+            vector = first + number // mode.vector * mode.vector  # the first element of each vector
+            whole = (vector >= run.phase) & (vector + mode.vector <= run.end) & (run.o < total)
+            gl.store(to, y, mask=whole, cache_modifier=".cs")
+            if mode.phases > 1:  # at both ends, a part of a vector
+                part = (vector < run.phase) | (vector + mode.vector > run.end)
+                inside = (first + number >= run.phase) & (first + number < run.end)
+                gl.store(to, y, mask=part & inside & (run.o < total), cache_modifier=".cs")
     else:
         gl.store(to, y, cache_modifier=".cs")
 

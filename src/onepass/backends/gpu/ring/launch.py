@@ -45,6 +45,7 @@ class RingSplit(NamedTuple):
     channel_rows: Count  # folded: rows of a channel
     reach: Count  # phased: how many elements the descriptor reaches, from where the last run is read
     units_of_phase: Count  # folded: units whose runs have the same phase
+    rounds: Count  # folded: units of a team
 
 
 class RingMode(NamedTuple):
@@ -91,6 +92,16 @@ class RingLaunch(SharedSetLaunch):
         return self.units_of_phase * min(self.phases, self.walk.outer) if self.walk.folded else self.walk.outer * self.spans
 
     @property
+    def rounds(self) -> int:
+        """How many units the busiest team takes."""
+        return ceil(self.units / self.teams)
+
+    @property
+    def numbered_units(self) -> int:
+        """The units, and those that do not exist, so that all teams have equally many: see ring/runs.py."""
+        return self.rounds * self.teams if self.phases > 1 else self.units
+
+    @property
     def phases(self) -> int:
         """In how many places between two multiples of 16 bytes the runs of a folded walk begin."""
         return self.vector // gcd(self.vector, self.walk.folded) if self.walk.folded else 1
@@ -126,11 +137,11 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def partial_moments(self) -> int:
-        return 2 * self.units * self._sets * self.members
+        return 2 * self.numbered_units * self._sets * self.members
 
     @property
     def counters(self) -> int:
-        return self.units  # each unit has its own, because several are under way at a time
+        return self.numbered_units  # each unit has its own, because several are under way at a time
 
     @property
     def counter_protocol(self) -> str:
@@ -226,7 +237,7 @@ class RingLaunch(SharedSetLaunch):
             w.total,
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, w.columns, self.channel_rows, self._reach, self.units_of_phase),
+            RingSplit(self.members, self.teams, self.spans, w.columns, self.channel_rows, self._reach, self.units_of_phase, self.rounds),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

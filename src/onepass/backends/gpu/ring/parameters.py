@@ -13,7 +13,8 @@ from onepass.backends.gpu.device.axes import AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.groups import Place
 
 from .elements import as_float32
-from .gluon import gl, jit
+from .gluon import barrier, gl, jit
+from .layouts import flat_layout
 
 # What parameters differ by: RingMode.differ of ring/launch.py.
 ELEMENT, ROW, BLOCK = gl.constexpr("element"), gl.constexpr("row"), gl.constexpr("block")
@@ -42,15 +43,24 @@ def keep(affine, ring, mode: gl.constexpr):
 
 @jit
 def fill(kept, phase, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load the parameters of this member's rows, at the phase of x. Each thread later reads what it has stored, so no barrier is needed."""
+    """Load the parameters of this member's rows, at the phase of x.
+
+    If phases differ, parameters are loaded one by one, by threads with neighbouring elements. Otherwise each thread loads vectors,
+    and later reads what it has stored itself, so that no barrier is needed.
+    """
+    FLAT: gl.constexpr = flat_layout(mode.block_j, mode.warps) if mode.phases > 1 else LAYOUT
+    if mode.phases > 1:  # others may still read the parameters of the phase before
+        barrier()
     for block in range(work.blocks):
-        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
+        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, FLAT)
         if affine.weight_ptr is not None:
             weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.weight.index(block).store(weight.to(kept.weight.dtype))
         if affine.bias_ptr is not None:
             bias = parameter(affine.bias_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.bias.index(block).store(bias.to(kept.bias.dtype))
+    if mode.phases > 1:
+        barrier()
 
 
 @jit

@@ -77,7 +77,7 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
     at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        runs = runs_of(unit, view, split, mode)
+        runs = runs_of(unit, total, view, split, mode)
         for tile in range(mode.tiles):
             run = run_of(runs, tile, view, mode)
             mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
