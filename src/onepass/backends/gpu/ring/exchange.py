@@ -28,7 +28,7 @@ COMBINE_WARPS = gl.constexpr(2)
 def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute the moments of each set in this member's rows, and store them for all members.
 
-    The moments of the columns come through the channel `moments` from `_reduce` of ring/kernel.py, tile by tile.
+    The moments of the columns come through the channel `moments` from `reduce`, tile by tile.
     """
     WARPS: gl.constexpr = PUBLISH_WARPS
     SETS: gl.constexpr = mode.sets
@@ -97,7 +97,7 @@ def _merge_columns(
 def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Wait for the moments of all members, merge them, and store the statistics of each set.
 
-    Send mean, rstd, gain and term of each column through the channel `lines` to `_apply` of ring/kernel.py, which
+    Send mean, rstd, gain and term of each column through the channel `lines` to `apply`, which
     computes y = activation((x - mean)·rstd·gain + term).
     """
     WARPS: gl.constexpr = COMBINE_WARPS
