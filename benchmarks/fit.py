@@ -73,6 +73,10 @@ MODELS = {
             *("RUN_UNALIGNED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
         ),
     ),
+    "ring, columns": Model(
+        ring,
+        ("RING_EXCHANGE", "RING_BLOCK", "RING_UNIT", "RING_TILE", "RING_SET", "RING_COLUMNS", "RING_NARROW", "RING_AGAIN", "DIRECT"),
+    ),
     "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),
 }
 
@@ -81,12 +85,18 @@ def _rows(*shape: int, function: str = "layer_norm", dtype: torch.dtype = BFLOAT
     return Row(Case(function, shape, affine="weight" if function == "rms_norm" else "both"), dtype)
 
 
-def _images(*shape: int, groups: int = 32, dtype: torch.dtype = HALF) -> Row:
-    return Row(Case("group_norm", shape, groups=groups, activation="silu"), dtype)
+def _images(*shape: int, groups: int = 32, dtype: torch.dtype = HALF, layout: str = "contiguous") -> Row:
+    return Row(Case("group_norm", shape, layout, groups=groups, activation="silu"), dtype)
 
 
-PROBLEMS = {  # sets that are one long run each
-    "ring": (
+def _channels_last(*shape: int, function: str = "group_norm", groups: int = 32) -> Row:
+    if function == "group_norm":
+        return _images(*shape, groups=groups, layout="channels_last")
+    return Row(Case(function, shape, "channels_last"), HALF)
+
+
+PROBLEMS = {
+    "ring": (  # sets that are one long run each
         *(
             _rows(4096, 40960),
             _rows(2048, 65536),
@@ -98,6 +108,19 @@ PROBLEMS = {  # sets that are one long run each
         *(_rows(1024, 131072, function="rms_norm"), _rows(60, 1000000, function="rms_norm"), _rows(777, 50257), _rows(33, 1000003)),
         *(_rows(65, 50257), _images(8, 512, 256, 256), _images(64, 512, 64, 64), _images(12, 1920, 40, 40), _images(7, 96, 200, 200)),
         *(_images(2, 640, 128, 128), _images(16, 320, 64, 64), _images(5, 640, 96, 96, dtype=BFLOAT), _images(3, 256, 300, 300)),
+    ),
+    "ring, columns": (  # other sets
+        *(_channels_last(8, 512, 256, 256), _channels_last(2, 512, 256, 256), _channels_last(64, 512, 64, 64)),
+        *(
+            _channels_last(16, 320, 64, 64),
+            _channels_last(4, 960, 64, 64),
+            _channels_last(2, 1920, 32, 32),
+            _channels_last(1, 256, 256, 256),
+        ),
+        *(_channels_last(16, 256, 64, 64, groups=1), _channels_last(3, 2560, 40, 40)),
+        *(_channels_last(256, 512, 28, 28, function=function) for function in ("instance_norm", "batch_norm")),
+        *(_channels_last(20, 200, 60, 60, function="instance_norm"), _channels_last(32, 1024, 14, 14, function="batch_norm")),
+        *(Row(Case("layer_norm2d", shape), HALF) for shape in ((16, 384, 56, 56), (5, 96, 200, 200))),
     ),
     "whole_set": (
         *(_rows(37, 50240), _rows(64, 20000), _rows(300, 24576), _rows(3, 1000000), _rows(7, 32768, function="rms_norm")),

@@ -40,10 +40,14 @@ WHOLE_OWN = 0.04  # added to that, if the elements of a vector have parameters o
 WHOLE_MEMBER = 0.1  # for each member of a team
 WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
+# `ring`. A team of one member exchanges nothing: this fraction of the times of an exchange remains; assumed, not measured.
+DIRECT = 0.5
+
 # `ring`, where several sets share a row. The model for one run uses RING_EXCHANGE and RING_AGAIN, too.
 RING_EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
 RING_BLOCK = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
 RING_UNIT, RING_TILE, RING_SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles and of its sets
+RING_COLUMNS = 0.035  # instead of RING_SET, for each member, if each column is a set; assumed, not measured
 RING_NARROW = 1.1  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
 RING_AGAIN = 0.4  # of RING_BLOCK, for a block that is loaded twice
 

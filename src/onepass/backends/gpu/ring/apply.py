@@ -1,15 +1,16 @@
 """The group `apply` of the ring kernel: y = activation((x - mean)·rstd·gain + term), block by block, from the ring to memory.
 
 Memory is x[o, r, s, t]. A unit of work is cut into tiles, and each tile into blocks of rows r. The blocks that stayed in the
-ring come first, then those that are loaded again. In a folded walk (gpu/walk.py) each tile is one run, and `apply` finds gain and
-term itself (ring/parameters.py). Otherwise mean, rstd, gain and term of each column come through the channel `lines`.
+ring come first, then those that are loaded again. Mean, rstd, gain and term of each column come through the channel `lines`. If
+gain and term differ from row to row, or in a folded walk (gpu/walk.py), where each tile is one run, `apply` finds them itself
+(ring/parameters.py).
 """
 
 from .channel import acquire_to_read, release_block, release_to_writer
 from .elements import activated, as_float32, beyond_reach
 from .gluon import gl, jit
 from .layouts import apply_layout
-from .parameters import ELEMENT, ROW, fill, gain_and_term
+from .parameters import ELEMENT, ROW, fill, gain_and_term, of_rows
 from .runs import run_of, runs_of
 from .stress import crowded, fenced, late
 from .work import of_tile
@@ -21,11 +22,11 @@ def apply(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, spli
     if mode.folded:
         _apply_runs(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps, split, norm, mode)
     else:
-        _apply_columns(ring, lines, y_ptr, work, view, split, norm, mode)
+        _apply_columns(ring, lines, y_ptr, affine, work, view, maps, split, norm, mode)
 
 
 @jit
-def _apply_columns(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+def _apply_columns(ring, lines, y_ptr, affine, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, mode.at_once)
     i, j = _indices(BLOCK, mode)
     here = mode.tiles * work.blocks
@@ -37,6 +38,10 @@ def _apply_columns(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mo
         line_at = _acquire_line(lines, turn, mode)
         mean, factor, term = _line(lines, line_at, BLOCK, mode)
         for step in range(0, here, mode.at_once):
+            if mode.by_row:  # before the wait for the block, because these loads take a while
+                _, block = _of_step(step, here, work, mode)
+                row = (work.member + block * split.members) * mode.block_i
+                row_gain, row_term = of_rows(o, row, affine, maps, view, norm, mode, BLOCK)
             x = _take(ring, step, here, work.again, at, again_at, BLOCK, mode)
             if mode.at_once == 2:  # load the second block while the first is applied
                 following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
@@ -44,7 +49,11 @@ def _apply_columns(ring, lines, y_ptr, work, view, split, norm: gl.constexpr, mo
                 tile, block = _of_step(step + more, here, work, mode)
                 if mode.tiles > 1:
                     mean, factor, term = _line(lines, line_at + tile * 4, BLOCK, mode)
-                z = _centered(x, mean, norm) * factor + term
+                z = _centered(x, mean, norm) * factor
+                if mode.by_row:
+                    z = z * row_gain + row_term
+                else:
+                    z = z + term
                 y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
                 r, c = (work.member + block * split.members) * mode.block_i + i, column + tile * mode.block_j + j
                 to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
@@ -212,13 +221,14 @@ def _release_line(lines, turn, mode: gl.constexpr):
 def _line(lines, at, BLOCK: gl.constexpr, mode: gl.constexpr):
     """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J].
 
-    In a folded walk, all columns have the same mean and rstd. Then the shapes are [1, 1], and factor is rstd.
+    In a folded walk, all columns have the same mean and rstd, and the shapes are [1, 1]. There, and if gain and term differ from row
+    to row, factor is rstd, and term has no meaning.
     """
     WIDTH: gl.constexpr = 1 if mode.folded else mode.block_j
     mean = lines.buffer.index(at).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
     factor = lines.buffer.index(at + 1).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
     term = mean
-    if not mode.folded:
+    if not (mode.folded or mode.by_row):
         factor = factor * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
         term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))
     return gl.expand_dims(mean, 0), gl.expand_dims(factor, 0), gl.expand_dims(term, 0)

@@ -20,7 +20,7 @@ from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
 from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
 from onepass.backends.gpu.team.launch import Exchange
-from onepass.backends.gpu.walk import by_channel
+from onepass.backends.gpu.walk import AXIS_R, axis_mask, by_channel
 from onepass.core.problem import NormProblem
 
 RESET = "reset"  # a counter protocol: the last member that leaves a unit sets the unit's counter to 0
@@ -60,6 +60,8 @@ class RingMode(NamedTuple):
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
+    by_column: bool  # each column is a set
+    by_row: bool  # parameters differ from row to row, and are the same for all columns; only if the walk is not folded
     ragged: bool  # the last block of rows or of columns, or the last unit, is not full
     folded: bool  # the walk is folded: each tile is one set
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
@@ -132,16 +134,12 @@ class RingLaunch(SharedSetLaunch):
         return f"{super().shape}, teams of {self.members}{again}"
 
     @property
-    def cooperative(self) -> bool:
-        return True
-
-    @property
     def partial_moments(self) -> int:
-        return 2 * self.numbered_units * self._sets * self.members
+        return 2 * self.numbered_units * self._sets * self.members if self.cooperative else 0
 
     @property
     def counters(self) -> int:
-        return self.numbered_units  # each unit has its own, because several are under way at a time
+        return self.numbered_units if self.cooperative else 0  # each unit has its own, because several are under way at a time
 
     @property
     def counter_protocol(self) -> str:
@@ -156,8 +154,25 @@ class RingLaunch(SharedSetLaunch):
         return True
 
     @property
+    def by_column(self) -> bool:
+        """Whether each column is a set, so that moments of columns need not be merged."""
+        return self.walk.run == 1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether parameters differ from row to row."""
+        return bool((axis_mask(self.walk.param, self.walk) | axis_mask(self.walk.modulation, self.walk)) & AXIS_R)
+
+    @property
     def _sets(self) -> int:
-        return power_of_two(max(self.sets, 2))
+        return self.block_j if self.by_column else power_of_two(max(self.sets, 2))
+
+    @property
+    def _parts(self) -> int:
+        """How many members' moments are combined at a time: a thread has up to 16 of them, if each column is a set."""
+        if self.by_column:
+            return min(power_of_two(self.members), 1024 // self._sets)
+        return max(min(power_of_two(self.members), 512 // self._sets), 32)
 
     @property
     def phased(self) -> bool:
@@ -194,7 +209,7 @@ class RingLaunch(SharedSetLaunch):
     def pairs(self) -> bool:
         """Whether two blocks can be applied at a time: each member has an even number, and all stay."""
         w, rows = self.walk, ceil(self.walk.reps / self.block_i)
-        return not self.back and (rows % (2 * self.members) == 0 or bool(w.folded and self.tiles % 2 == 0))
+        return not self.back and not self.by_row and (rows % (2 * self.members) == 0 or bool(w.folded and self.tiles % 2 == 0))
 
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
@@ -206,12 +221,14 @@ class RingLaunch(SharedSetLaunch):
             self.tiles,
             self._sets,
             self.sets_per_block,
-            max(min(power_of_two(self.members), 512 // self._sets), 32),
+            self._parts,
             self.slots,
             self.keep,
             self.back,
             2 if self.pairs else 1,
             self.warps,
+            self.by_column,
+            self.by_row,
             bool(w.reps % self.block_i or last or self.phased),
             bool(w.folded),
             rows // self.members if self.even else 0,
@@ -232,7 +249,7 @@ class RingLaunch(SharedSetLaunch):
             problem.dtype,
             affine,
             stats,
-            Exchange(torch.float32, torch.int32),
+            Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
             float(problem.spec.eps),
             w.total,
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
@@ -247,4 +264,4 @@ class RingLaunch(SharedSetLaunch):
 
         from .kernel import ring_forward  # imported here, because only this kernel needs Gluon, which is experimental
 
-        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=True)
+        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=self.cooperative)

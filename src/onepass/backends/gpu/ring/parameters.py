@@ -1,4 +1,4 @@
-"""Loads the parameters of a folded walk.
+"""Loads the parameters that differ within a column: those of a folded walk, and those of rows.
 
 A folded walk (gpu/walk.py) takes a run as rows r of block_j elements t, so the element (r, t) is number r·block_j + t of the
 run. A team of programs, its members, shares a unit of work, which is some values of o. A member has the same rows of every
@@ -9,7 +9,7 @@ in shared memory.
 from typing import Any, NamedTuple
 
 from onepass.backends.gpu.device.affine import fold_affine, parameter, scale_and_shift
-from onepass.backends.gpu.device.axes import AXIS_T, NO_AXIS
+from onepass.backends.gpu.device.axes import AXIS_R, AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.groups import Place
 
 from .elements import as_float32
@@ -106,3 +106,13 @@ def _place(o, phase, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexp
     if mode.phased:
         inside = (t >= 0) & (t < view.length)
     return Place(o=o, r=0, s=0, t=t, i_inside=inside, j_inside=j < mode.block_j)
+
+
+@jit
+def of_rows(o, first, affine, maps, view, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return gain and term of the rows of a block, from row `first` of o. Both have the shape [I, 1]. The walk is not folded."""
+    r = first + gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
+    place = Place(o=o, r=r, s=0, t=0, i_inside=r < view.reps, j_inside=None)
+    gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, NO_AXIS)
+    zero = gl.zeros([mode.block_i, 1], gl.float32, LAYOUT)
+    return zero + gain, zero + term

@@ -114,9 +114,12 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
 
 
 @jit
-def merge_warps(moments, first, norm: gl.constexpr):
-    """Merge what the warps sent for a tile, at `first` of the channel. Return mean and M2 of this member's part of the set. (14), (15)"""
-    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+def merge_warps(moments, first, norm: gl.constexpr, WARPS: gl.constexpr):
+    """Merge what the warps sent for a tile, at `first` of the channel. Return mean and M2 of this member's part of the set. (14), (15)
+
+    The caller has WARPS warps. All of them compute the same.
+    """
+    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     mean, m2 = moments.buffer.index(first).load(WARP), moments.buffer.index(first + 1).load(WARP)
     n = moments.buffer.index(first + 2).load(WARP)
     return merge(mean, m2, n, gl.maximum(gl.sum(n, 0), 1.0), None, norm.centered)  # a member may have no element of a run

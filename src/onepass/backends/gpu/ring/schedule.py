@@ -19,7 +19,7 @@ from math import ceil, gcd, lcm, prod
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
-from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, axis_mask, fold, walk
+from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -36,7 +36,7 @@ RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler
 # If a unit does not fit into the ring: slots for blocks that are loaded again, and for blocks that are dropped after `reduce`.
 BACK, SPARE = 3, 4
 
-MOST_SETS = 32  # the most sets of a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
+MOST_SETS = 32  # the most sets of several columns in a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
 
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
 SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
@@ -67,8 +67,9 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
         reasons.append("there are more rows or columns than a descriptor can count")
     if problem.addends:
         reasons.append("it cannot add a residual: blocks go straight to shared memory")
-    if (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
-        reasons.append("each row has its own parameters")
+    axes = axis_mask(w.param, w) | axis_mask(w.modulation, w)
+    if axes & AXIS_R and axes & (AXIS_S | AXIS_T):
+        reasons.append("each row has its own parameters, which differ from column to column")
     if not reasons and not any(candidates(problem, w, device)):
         reasons.append(f"more than {MOST_SETS} sets of {w.run} columns would be combined at a time")
     return reasons
@@ -100,7 +101,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
     for block_j in (32, 64, 128):
         span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
         tiles, sets = span // block_j, min(ceil(span / w.run), w.sets)
-        if not min(128, w.columns * size) <= block_j * size <= 256 or sets > MOST_SETS:
+        if not min(128, w.columns * size) <= block_j * size <= 256 or (sets > MOST_SETS and w.run > 1):
             continue
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
@@ -211,12 +212,15 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
         block *= constants.RING_NARROW
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
-    exchanged = constants.RING_UNIT + constants.RING_TILE * launch.tiles + constants.RING_SET * launch.sets
+    sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
+    direct = 1.0 if launch.cooperative else constants.DIRECT
+    exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.tiles + sets
     unit_time = (
-        max(blocks * block, exchanged, constants.RING_EXCHANGE * min(blocks, launch.keep) / spare) + again * constants.RING_AGAIN * block
+        max(blocks * block, exchanged, direct * constants.RING_EXCHANGE * min(blocks, launch.keep) / spare)
+        + again * constants.RING_AGAIN * block
     )
     first = blocks * block / 2  # loads of the first unit, which overlap with nothing
-    return constants.LAUNCH + constants.RING_EXCHANGE + first + rounds * unit_time
+    return constants.LAUNCH + direct * constants.RING_EXCHANGE + first + rounds * unit_time
 
 
 def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
@@ -235,9 +239,10 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
     reload = load * (constants.RING_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
     load *= 1 + constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
-    waits = constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
-    combine = launch.tiles * (constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
+    direct = 1.0 if launch.cooperative else constants.DIRECT
+    waits = direct * constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
+    combine = launch.tiles * (direct * constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
     tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
     unit = max(tiles + max(average * load + again * reload, blocks * compute, waits), combine)
     fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
-    return constants.LAUNCH + constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills
+    return constants.LAUNCH + direct * constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills
