@@ -28,22 +28,20 @@ from onepass.backends.gpu import constants
 from onepass.backends.gpu.ring import schedule as ring
 from onepass.backends.gpu.walk import walk
 from onepass.backends.gpu.whole_set import schedule as whole_set
-from onepass.bench import record, timing
+from onepass.bench import record
 from onepass.bench.record import Record
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress, table
 from onepass.core.device import KNOWN_DEVICES, Device, describe
-from onepass.core.operands import NO_OPTIONAL
 from onepass.core.problem import NormProblem
-from onepass.verify import tensors
 from onepass.verify.cases import Case
 
+from .launch_times import launch_times
 from .precompile import build, finish, new_pool
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 NEAR, FAR = 4, 4  # launches of each problem: those that the model takes for the fastest, and some others
 SLOWEST = 2.0  # the others are modelled to take up to this many times as long
-CLOSE = 2.0**-5  # the largest difference between the results of two launches, for numbers of size 1
 
 
 @dataclass(frozen=True)
@@ -168,25 +166,11 @@ def compile_ahead(rows: Sequence[tuple[str, Row]], device: Device, workers: int)
 
 
 def measure(family: str, row: Row, device: Device) -> list[Record]:
-    """Measure launches of one problem, and compare their results."""
-    from onepass.backends.gpu import forward
-
-    problem, picked = problem_of(row), picked_launches(family, row, device)
-    operands = tensors.make(row.case, row.dtype, "cuda", on_device=True)
-    runs = []
-    for launch in picked:
-        run = forward.forward(problem, (launch,), False)
-        runs.append(partial(run, operands.x, operands.weight, operands.bias, None, None, NO_OPTIONAL))
-    first = runs[0]().y.float()
-    for launch, run in zip(picked[1:], runs[1:]):
-        off = ((run().y.float() - first).abs() / (1 + first.abs())).max().item()
-        if not off < CLOSE:
-            raise RuntimeError(f"{family} {row.name}: the result of {name_of(launch)} differs from {name_of(picked[0])} by {off:.3g}")
-    target = torch.empty_like(operands.x)
-    with timing.capturable_stream("cuda"):
-        copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs)], 12)
-    common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy.median * 1e6, 2), **record.origin("cuda")}
-    return [common | {"provider": name_of(launch), "us": round(time.median * 1e6, 2)} for launch, time in zip(picked, times)]
+    """Measure launches of one problem."""
+    picked = picked_launches(family, row, device)
+    copy, times = launch_times(row, [(launch,) for launch in picked], [name_of(launch) for launch in picked])
+    common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy, 2), **record.origin("cuda")}
+    return [common | {"provider": name_of(launch), "us": round(time, 2)} for launch, time in zip(picked, times)]
 
 
 class Point(NamedTuple):
