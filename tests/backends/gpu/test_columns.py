@@ -1,4 +1,4 @@
-"""On a GPU: `ring` where each column is a set, where parameters differ from row to row, and in teams of one program."""
+"""On a GPU: `ring` where each column or each unit is a set, where parameters differ from row to row, and in teams of one program."""
 
 import pytest
 import torch
@@ -88,8 +88,37 @@ def test_modulated_layer_norm2d(n, channels, height, width, dtype):
     _assert_close(y, exact * (1 + scale.double()[:, :, None, None]) + shift.double()[:, :, None, None], dtype)
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("n, channels, height, groups", [(64, 512, 64, 32), (300, 128, 24, 8), (137, 320, 48, 5)])
+# The last tile of a unit has columns of the next set, or not. Rows fill blocks, or not.
+ONE_SET = [(100, 24, 28, 28, HALF), (70, 5, 20, 22, BFLOAT), (256, 16, 56, 56, HALF), (300, 3, 36, 40, FULL), (1000, 7, 8, 9, BFLOAT)]
+
+
+@pytest.mark.parametrize("n, channels, height, width, dtype", ONE_SET)
+def test_batch_norm_of_contiguous_images(n, channels, height, width, dtype):
+    x, weight, bias = _images(n, channels, height, width, dtype, False)
+    with onepass.force("ring"):
+        found = O.batch_norm(x, None, None, weight, bias, training=True, return_stats=True)
+    wide = x.double()
+    _assert_close(found.output, F.batch_norm(wide, None, None, weight.double(), bias.double(), training=True), dtype)
+    torch.testing.assert_close(found.mean.flatten().double(), wide.mean((0, 2, 3)), rtol=1e-5, atol=1e-5)
+    var = wide.var((0, 2, 3), correction=0)
+    torch.testing.assert_close(found.rstd.flatten().double(), (var + 1e-5).rsqrt(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [HALF, FULL])
+@pytest.mark.parametrize(
+    "n, channels, height, groups", [(16, 256, 64, 1), (5, 320, 33, 4), (40, 200, 17, 1), (3, 1024, 50, 16), (2, 96, 90, 1)]
+)
+def test_wide_groups(n, channels, height, groups, dtype):
+    """A group fills a tile of columns or more."""
+    x, weight, bias = _images(n, channels, height, height, dtype, True)
+    with onepass.force("ring"):
+        y = O.group_norm(x, groups, weight, bias, activation="silu")
+    _assert_close(y, F.silu(F.group_norm(x.double(), groups, weight.double(), bias.double())), dtype)
+
+
+@pytest.mark.parametrize(
+    "n, channels, height, groups, channels_last", [(64, 512, 64, 32, False), (300, 128, 24, 8, True), (400, 320, 8, 32, True)]
+)
 def test_a_team_of_one(n, channels, height, groups, channels_last):
     """Many small sets: each belongs to one program, which exchanges no moments."""
     x, weight, bias = _images(n, channels, height, height, HALF, channels_last)

@@ -34,9 +34,9 @@ def _apply_columns(ring, lines, y_ptr, affine, work, view, maps, split, norm: gl
     again_at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        o, column = unit // split.spans, unit % split.spans * (mode.tiles * mode.block_j)
+        o, column = unit // split.spans, unit % split.spans * split.span
         line_at = _acquire_line(lines, turn, mode)
-        mean, factor, term = _line(lines, line_at, BLOCK, mode)
+        mean, factor, term = _line(lines, line_at, 0, BLOCK, mode)
         for step in range(0, here, mode.at_once):
             if mode.by_row:  # before the wait for the block, because these loads take a while
                 _, block = _of_step(step, here, work, mode)
@@ -47,8 +47,8 @@ def _apply_columns(ring, lines, y_ptr, affine, work, view, maps, split, norm: gl
                 following = _take(ring, step + 1, here, work.again, at, again_at, BLOCK, mode)
             for more in gl.static_range(mode.at_once):
                 tile, block = _of_step(step + more, here, work, mode)
-                if mode.tiles > 1:
-                    mean, factor, term = _line(lines, line_at + tile * 4, BLOCK, mode)
+                if mode.lines > 1:
+                    mean, factor, term = _line(lines, line_at, tile, BLOCK, mode)
                 z = _centered(x, mean, norm) * factor
                 if mode.by_row:
                     z = z * row_gain + row_term
@@ -57,7 +57,10 @@ def _apply_columns(ring, lines, y_ptr, affine, work, view, maps, split, norm: gl
                 y = activated(z, norm.activation).to(y_ptr.dtype.element_ty)
                 r, c = (work.member + block * split.members) * mode.block_i + i, column + tile * mode.block_j + j
                 to = y_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
-                if mode.ragged:
+                if mode.single and mode.ragged:  # `run` is a multiple of a vector, and the compiler must see it
+                    inside = (tile * mode.block_j + j // mode.vector * mode.vector) < view.run
+                    gl.store(to, y, mask=(r < view.reps) & inside, cache_modifier=".cs")
+                elif mode.ragged:
                     gl.store(to, y, mask=(r < view.reps) & (c < split.columns), cache_modifier=".cs")
                 else:
                     gl.store(to, y, cache_modifier=".cs")
@@ -90,7 +93,7 @@ def _apply_runs(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps
                 fill(kept, runs.phase, affine, maps, work, view, split, norm, mode, BLOCK)
                 kept_phase = runs.phase
         line_at = _acquire_line(lines, turn, mode)
-        mean, rstd, _ = _line(lines, line_at, BLOCK, mode)
+        mean, rstd, _ = _line(lines, line_at, 0, BLOCK, mode)
         for step in range(0, here, mode.at_once):
             x = _take(ring, step, here, work.again, at, again_at, BLOCK, mode)
             if mode.at_once == 2:  # load the second block while the first is applied
@@ -98,7 +101,7 @@ def _apply_runs(ring, lines, x_ptr, y_ptr, affine, kept, work, total, view, maps
             for more in gl.static_range(mode.at_once):
                 tile, block = _of_step(step + more, here, work, mode)
                 if mode.tiles > 1:
-                    mean, rstd, _ = _line(lines, line_at + tile * 4, BLOCK, mode)
+                    mean, rstd, _ = _line(lines, line_at, tile, BLOCK, mode)
                 row = (work.member + block * split.members) * mode.block_i
                 first = row * mode.block_j  # the number of the block's first element
                 run = run_of(runs, tile, view, mode)
@@ -208,7 +211,7 @@ def _acquire_line(lines, turn, mode: gl.constexpr):
     """Wait for the statistics of a unit. Return where its first tile has them."""
     acquire_to_read(lines, turn % 2, turn // 2 & 1)
     late(mode.stress, "apply lines", mode.warps)
-    return turn % 2 * (mode.tiles * 4)
+    return turn % 2 * (mode.lines * 4)
 
 
 @jit
@@ -218,17 +221,19 @@ def _release_line(lines, turn, mode: gl.constexpr):
 
 
 @jit
-def _line(lines, at, BLOCK: gl.constexpr, mode: gl.constexpr):
-    """Return mean, factor = rstd·gain and term of the columns of a block, each of shape [1, J].
+def _line(lines, first, tile, BLOCK: gl.constexpr, mode: gl.constexpr):
+    """Return mean, factor = rstd·gain and term of the columns of a tile, each of shape [1, J]. `first` is the line of the first tile.
 
     In a folded walk, all columns have the same mean and rstd, and the shapes are [1, 1]. There, and if gain and term differ from row
     to row, factor is rstd, and term has no meaning.
     """
     WIDTH: gl.constexpr = 1 if mode.folded else mode.block_j
-    mean = lines.buffer.index(at).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
-    factor = lines.buffer.index(at + 1).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
+    own = first + tile * 4
+    of_set = first if mode.single else own  # if a unit is one set, the first line has its mean and rstd
+    mean = lines.buffer.index(of_set).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
+    factor = lines.buffer.index(of_set + 1).slice(0, WIDTH).load(gl.SliceLayout(0, BLOCK))
     term = mean
     if not (mode.folded or mode.by_row):
-        factor = factor * lines.buffer.index(at + 2).load(gl.SliceLayout(0, BLOCK))
-        term = lines.buffer.index(at + 3).load(gl.SliceLayout(0, BLOCK))
+        factor = factor * lines.buffer.index(own + 2).load(gl.SliceLayout(0, BLOCK))
+        term = lines.buffer.index(own + 3).load(gl.SliceLayout(0, BLOCK))
     return gl.expand_dims(mean, 0), gl.expand_dims(factor, 0), gl.expand_dims(term, 0)

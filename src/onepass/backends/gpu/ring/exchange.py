@@ -33,7 +33,7 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
     if exchange.parts_ptr is not None:
         for unit in range(work.team, work.units, split.teams):
             mean, m2 = _of_sets(moments, at, unit, set_, work, view, split, norm, mode, WARPS)
-            at += mode.tiles
+            at += mode.messages
             part = _part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
             late(mode.stress, "publish parts", WARPS)
             gl.store(part, mean)
@@ -47,22 +47,23 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
 def _of_sets(moments, at, unit, set_, work, view, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr):
     """Return mean and M2 of the sets `set_` of a unit, in this member's rows. Each of WARPS warps has some of them.
 
-    The moments come through the channel `moments` from `reduce`, tile by tile. `at` counts the tiles before this unit.
+    The moments come through the channel `moments` from `reduce`, tile by tile, or once if the unit is one set. `at` counts the
+    messages before this unit.
     """
     BLOCK_J: gl.constexpr = mode.block_j
     TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     SET: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     rows = share_of(work.member, split.members, view.reps, mode.block_i)
-    width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from the start of this unit to the last one
+    width = split.columns - unit % split.spans * split.span  # columns from the start of this unit to the last one
     mean = gl.zeros([mode.sets], gl.float32, SET)
     m2 = mean
     n = mean
-    for tile in range(mode.tiles):
+    for tile in range(mode.messages):
         slot = (at + tile) % 2
         acquire_to_read(moments, slot, (at + tile) // 2 & 1)
         late(mode.stress, "publish moments", WARPS)
         column_mean, column_m2 = moments.buffer.index(slot * 2), moments.buffer.index(slot * 2 + 1)
-        if mode.folded:  # each tile is a set
+        if mode.folded or mode.single:  # each message is a set
             tile_mean, tile_m2 = merge_warps(moments, slot * PARTS, norm, WARPS)
             mean, m2 = gl.where(set_ == tile, tile_mean, mean), gl.where(set_ == tile, tile_m2, m2)
         elif mode.by_column:  # each column is a set
@@ -126,12 +127,12 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
-        line_at = turn % 2 * (mode.tiles * 4)
+        line_at = turn % 2 * (mode.lines * 4)
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "combine lines", WARPS)
         if not (mode.folded or mode.by_row):  # otherwise gain and term differ from row to row
-            for tile in range(mode.tiles):  # they do not need the statistics
-                column = (span * mode.tiles + tile) * BLOCK_J + j
+            for tile in range(mode.lines):  # they do not need the statistics
+                column = span * split.span + tile * BLOCK_J + j
                 of = _set_of(column, view.run)
                 place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
                 gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
@@ -146,7 +147,8 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
             late(mode.stress, "combine parts", WARPS)
             mean, m2 = _of_members(exchange.parts_ptr, unit, set_, count, n, runs.phase, view, split, norm, mode, PART)
         else:
-            own_mean, own_m2 = _of_sets(moments, turn * mode.tiles, unit, gl.arange(0, SETS, COLUMN), work, view, split, norm, mode, WARPS)
+            own_set = gl.arange(0, SETS, COLUMN)
+            own_mean, own_m2 = _of_sets(moments, turn * mode.messages, unit, own_set, work, view, split, norm, mode, WARPS)
             mean = gl.expand_dims(gl.convert_layout(own_mean, gl.SliceLayout(1, PART)), 1)
             m2 = gl.expand_dims(gl.convert_layout(own_m2, gl.SliceLayout(1, PART)), 1)
         var = m2 / count
@@ -156,7 +158,7 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
             lines.buffer.index(line_at).store(gl.convert_layout(gl.reshape(mean, [SETS]), COLUMN))
             lines.buffer.index(line_at + 1).store(gl.convert_layout(gl.reshape(rstd, [SETS]), COLUMN))
         else:
-            for tile in range(mode.tiles):
+            for tile in range(1 if mode.single else mode.tiles):
                 set_of_column = gl.minimum(_set_of(tile * BLOCK_J + j, view.run), SETS - 1)
                 lines.buffer.index(line_at + tile * 4).store(gl.gather(gl.reshape(mean, [SETS]), set_of_column, 0))
                 lines.buffer.index(line_at + tile * 4 + 1).store(gl.gather(gl.reshape(rstd, [SETS]), set_of_column, 0))
@@ -166,9 +168,9 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
                 to = run_of(runs, set_, view, mode).o
                 there = (set_ < mode.tiles) & (to < total)
             else:
-                of = span * (mode.tiles * BLOCK_J // view.run) + set_
+                of = span * (split.span // view.run) + set_
                 to = o * view.sets + of
-                there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run)
+                there = (of < view.sets) & (set_ < split.span // view.run)
             store_statistics(stats, to, mean, rstd, var, there)
         if exchange.parts_ptr is not None:
             # The counter now counts the members that have read `parts`. The last of them resets it to 0.

@@ -50,15 +50,15 @@ def ring_forward(
         full=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [SLOTS, 1], MBARRIER),
     )
-    # Two slots, one tile each: the mean and M2 of its columns, or what each warp sends in a folded walk.
-    MOMENTS: gl.constexpr = [2 * PARTS, mode.warps] if mode.folded else [2 * 2, mode.block_j]
+    # Two slots, one message each: the mean and M2 of a tile's columns, or what each warp sends if a tile or a unit is one set.
+    MOMENTS: gl.constexpr = [2 * PARTS, mode.warps] if mode.folded or mode.single else [2 * 2, mode.block_j]
     moments = Channel(
         buffer=gl.allocate_shared_memory(gl.float32, MOMENTS, PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
     lines = Channel(  # two slots, one unit each: the mean, rstd, gain and term of its columns
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * 4, mode.block_j], PLAIN),
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.lines * 4, mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
@@ -124,7 +124,7 @@ def _load(x_desc, ring, work, total, view, split, mode: gl.constexpr):
 def _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode: gl.constexpr):
     BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
     tile, block = of_tile(block, work, mode)
-    o, column = unit // split.spans, (unit % split.spans * mode.tiles + tile) * mode.block_j
+    o, column = unit // split.spans, unit % split.spans * split.span + tile * mode.block_j
     if mode.folded:
         o, column = unit * mode.tiles + tile, 0
     row = o * view.reps

@@ -20,7 +20,7 @@ from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
 from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
 from onepass.backends.gpu.team.launch import Exchange
-from onepass.backends.gpu.walk import AXIS_R, axis_mask, by_channel
+from onepass.backends.gpu.walk import AXIS_R, AXIS_T, axis_mask, by_channel
 from onepass.core.problem import NormProblem
 
 RESET = "reset"  # a counter protocol: the last member that leaves a unit sets the unit's counter to 0
@@ -41,6 +41,7 @@ class RingSplit(NamedTuple):
     members: Count  # programs that share the rows of a unit
     teams: Count
     spans: Count  # units for each o
+    span: Length  # columns from one unit to the next
     columns: Length  # columns (s, t) for each o
     channel_rows: Count  # folded: rows of a channel
     reach: Count  # phased: how many elements the descriptor reaches, from where the last run is read
@@ -60,6 +61,9 @@ class RingMode(NamedTuple):
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
+    messages: int  # how often `reduce` sends moments, for each unit: once for each tile, or once if the unit is one set
+    lines: int  # for how many tiles `combine` sends gain and term: all, or one if they are the same for all columns
+    single: bool  # each unit is one set of several columns
     by_column: bool  # each column is a set
     by_row: bool  # parameters differ from row to row, and are the same for all columns; only if the walk is not folded
     ragged: bool  # the last block of rows or of columns, or the last unit, is not full
@@ -67,7 +71,7 @@ class RingMode(NamedTuple):
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
     differ: str  # folded: what parameters differ by, "element", "row" or "block"
     phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
-    vector: int  # folded: how many elements 16 bytes hold
+    vector: int  # how many elements 16 bytes hold
     phases: int  # folded: in how many places between two multiples of 16 bytes runs begin: see ring/runs.py
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
@@ -86,7 +90,7 @@ class RingLaunch(SharedSetLaunch):
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
-    vector: int = 1  # folded: how many elements 16 bytes hold
+    vector: int = 1  # how many elements 16 bytes hold
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property
@@ -154,6 +158,23 @@ class RingLaunch(SharedSetLaunch):
         return True
 
     @property
+    def single(self) -> bool:
+        """Whether each unit is one set, so that moments of columns need not be kept apart."""
+        return not self.walk.folded and self.sets == 1 and self.walk.run > 1
+
+    @property
+    def span(self) -> int:
+        """How many columns lie between the starts of two units. The last tile of a unit may overlap with the next unit."""
+        return self.walk.run if self.single else self.tiles * self.block_j
+
+    @property
+    def lines(self) -> int:
+        """For how many tiles `combine` sends gain and term to `apply`: all, or one if they are the same for all columns of a set."""
+        w = self.walk
+        same = self.single and not (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_T
+        return 1 if same else self.tiles
+
+    @property
     def by_column(self) -> bool:
         """Whether each column is a set, so that moments of columns need not be merged."""
         return self.walk.run == 1
@@ -214,7 +235,7 @@ class RingLaunch(SharedSetLaunch):
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
         rows = ceil(w.reps / self.block_i)
-        last = w.outer % (self.tiles * self.phases) if w.folded else w.columns % (self.tiles * self.block_j)
+        last = w.outer % (self.tiles * self.phases) if w.folded else (self.span if self.single else w.columns) % (self.tiles * self.block_j)
         return RingMode(
             self.block_i,
             self.block_j,
@@ -227,6 +248,9 @@ class RingLaunch(SharedSetLaunch):
             self.back,
             2 if self.pairs else 1,
             self.warps,
+            1 if self.single else self.tiles,
+            self.lines,
+            self.single,
             self.by_column,
             self.by_row,
             bool(w.reps % self.block_i or last or self.phased),
@@ -254,7 +278,9 @@ class RingLaunch(SharedSetLaunch):
             w.total,
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, w.columns, self.channel_rows, self._reach, self.units_of_phase, self.rounds),
+            RingSplit(
+                self.members, self.teams, self.spans, self.span, w.columns, self.channel_rows, self._reach, self.units_of_phase, self.rounds
+            ),
             forward_norm(problem, w),
             self.mode(options.stress),
         )

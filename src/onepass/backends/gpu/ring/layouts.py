@@ -28,6 +28,12 @@ def apply_layout(columns, size, warps, halves):
 
 
 @constexpr_function
+def lanes_of_row(columns, size):
+    """Return how many threads share a row in `lane_layout`."""
+    return columns // min(16 // size, columns)
+
+
+@constexpr_function
 def lane_layout(columns, size, warps):
     """Return `apply_layout`, without pairs, for blocks of shape [rows of a lane, rows at a time, lanes of a row, elements of a lane].
 

@@ -38,6 +38,8 @@ BACK, SPARE = 3, 4
 
 MOST_SETS = 32  # the most sets of several columns in a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
 
+LEAST_USED = 0.75  # the least fraction of the columns of a unit's tiles that belong to the unit
+
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
 SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
@@ -98,19 +100,18 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
         yield from _folded_candidates(problem, w, device)
         return
     size = problem.dtype.itemsize
-    for block_j in (32, 64, 128):
-        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
-        tiles, sets = span // block_j, min(ceil(span / w.run), w.sets)
-        if not min(128, w.columns * size) <= block_j * size <= 256 or (sets > MOST_SETS and w.run > 1):
-            continue
+    aligned = w.run * size % ALIGNMENT == 0
+    per_column = (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_T
+    for block_j, tiles, sets in _cuts(w, size):
+        lines = tiles if sets > 1 or per_column else 1
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
-            slots = min((device.shared - RESERVED - tiles * 32 * block_j) // slot, 32)
+            slots = min((device.shared - RESERVED - lines * 32 * block_j) // slot, 32)
             if slots < BACK + SPARE + 2:
                 continue
             rows = ceil(w.reps / block_i)  # rows of blocks
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
-                spans, fits = ceil(w.columns / span), tiles * ceil(rows / members) <= slots
+                spans, fits = ceil(w.columns / (w.run if sets == 1 else tiles * block_j)), tiles * ceil(rows / members) <= slots
                 yield RingLaunch(
                     walk=w,
                     programs=team_programs(w.outer * spans, members, device),
@@ -125,7 +126,25 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     slots=slots if fits else slots - BACK,
                     keep=slots if fits else slots - BACK - SPARE,
                     back=0 if fits else BACK,
+                    vector=ALIGNMENT // size if aligned else 1,
                 )
+
+
+def _cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield ways to cut columns into units: the columns of a tile, the tiles of a unit and the sets of a unit.
+
+    A unit is the fewest tiles that hold whole sets. Or it is one set, and columns of the next set fill its last tile.
+    """
+    for block_j in (32, 64, 128):
+        if not min(128, w.columns * size) <= block_j * size <= 256:
+            continue
+        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)
+        sets = min(ceil(span / w.run), w.sets)
+        if sets <= MOST_SETS or w.run == 1:
+            yield block_j, span // block_j, sets
+        tiles = ceil(w.run / block_j)
+        if sets > 1 and w.run * size % ALIGNMENT == 0 and w.run > LEAST_USED * tiles * block_j:
+            yield block_j, tiles, 1
 
 
 def _folded(problem: NormProblem, w: Walk) -> Walk | None:
@@ -214,7 +233,7 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
     spare = max(launch.slots - min(blocks, launch.keep), 1)
     sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
     direct = 1.0 if launch.cooperative else constants.DIRECT
-    exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.tiles + sets
+    exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
     unit_time = (
         max(blocks * block, exchanged, direct * constants.RING_EXCHANGE * min(blocks, launch.keep) / spare)
         + again * constants.RING_AGAIN * block
