@@ -46,11 +46,15 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
                 k += 1.0
-                inside = True
+                first = (work.member + block * split.members) * mode.block_i
                 if mode.ragged:
-                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
-                    x = gl.where(inside, x, 0.0)
-                mean, m2 = update(mean, m2, k, x, inside, norm.centered)
+                    if first + mode.block_i > view.reps:  # only the last block of a tile needs a mask
+                        inside = first + i < view.reps
+                        mean, m2 = update(mean, m2, k, gl.where(inside, x, 0.0), inside, norm.centered)
+                    else:
+                        mean, m2 = update(mean, m2, k, x, True, norm.centered)
+                else:
+                    mean, m2 = update(mean, m2, k, x, True, norm.centered)
                 at += 1
             n = k
             if mode.ragged:
