@@ -68,7 +68,7 @@ MODELS = {
         ring,
         (
             *("RUN_UNIT", "RUN_TILE", "RUN_BLOCK", "RUN_CROWDED", "RUN_FROM_L2", "RUN_ANY_BLOCK", "RUN_COMPUTE", "RUN_ACTIVATION"),
-            *("RUN_UNALIGNED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
+            *("RUN_UNALIGNED", "RUN_END", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
         ),
     ),
     "ring, columns": Model(

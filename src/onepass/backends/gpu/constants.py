@@ -51,9 +51,9 @@ RING_COLUMNS = 0.035  # instead of RING_SET, for each member, if each column is 
 RING_NARROW = 1.1  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
 RING_AGAIN = 0.4  # of RING_BLOCK, for a block that is loaded twice
 
-# `ring`, where a set is one run (the walk is folded). Fitted to 163 launches, 2026-11-18, except RUN_FROM_L2, RUN_UNALIGNED and RUN_FILL.
-# Those are set by hand. RUN_FROM_L2 is too large: a row of 16777216 takes 57 µs, and the model says 125 µs. So the planner stays with
-# `row_reread`, which takes 52 µs, but whose cost is 76 µs.
+# `ring`, where a set is one run (the walk is folded). Fitted to 163 launches, 2026-11-18, except RUN_FROM_L2, RUN_UNALIGNED, RUN_END and
+# RUN_FILL. Those are set by hand. RUN_FROM_L2 is too large: a row of 16777216 takes 57 µs, and the model says 125 µs. So the planner
+# stays with `row_reread`, which takes 52 µs, but whose cost is 76 µs.
 RUN_UNIT = 0.63  # for each unit
 RUN_TILE = 0.4  # for each tile but the first, unless the parameters are in shared memory
 RUN_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
@@ -62,7 +62,8 @@ RUN_FROM_L2 = 3.3  # a factor of RUN_BLOCK: each element has parameters of its o
 RUN_ANY_BLOCK = 0.06  # for each block, whatever its size
 RUN_COMPUTE = 0.8  # to reduce and apply 8192 elements
 RUN_ACTIVATION = 1.3  # a factor of RUN_COMPUTE: an activation
-RUN_UNALIGNED = 1.7  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes, so their first and last blocks need masks
+RUN_UNALIGNED = 1.3  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes. From counts of instructions, not measured
+RUN_END = 0.9  # for 8192 elements of a block with such an end, which needs masks. From counts of instructions, not measured
 RUN_FILL = 1.5  # to load the parameters of another phase
 RUN_COMBINE, RUN_COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
 RUN_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring

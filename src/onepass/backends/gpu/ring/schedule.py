@@ -171,8 +171,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
     size, axes, channel = problem.dtype.itemsize, axis_mask(all_o.param, all_o), _channel(problem, all_o)
     shared = channel == 1 and axes & (AXIS_O | AXIS_T) == AXIS_T  # each element has its own weight and bias, and all o share them
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
-    odd = w.folded * size % ALIGNMENT != 0  # then the larger blocks take twice as long: most have an end of a run
-    for slot in (SLOT // 2,) if odd else (SLOT, SLOT // 2):
+    for slot in (SLOT, SLOT // 2):
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
         rows = ceil(w.reps / block_i)  # rows of blocks
@@ -250,6 +249,9 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
         (constants.RUN_UNALIGNED, launch.phases > 1),
     )
     compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
+    # If runs begin between multiples of 16 bytes, the first and the last block of a run need masks. One member may have both.
+    both = (ceil(launch.walk.reps / launch.block_i) - 1) % launch.members == 0
+    ends = launch.tiles * (1 + both) * constants.RUN_END * elements / 8192 if launch.phases > 1 else 0.0
     load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.differ == "element" and problem.affine and not launch.kept:
         load *= constants.RUN_FROM_L2
@@ -262,6 +264,6 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     waits = direct * constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
     combine = launch.tiles * (direct * constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
     tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
-    unit = max(tiles + max(average * load + again * reload, blocks * compute, waits), combine)
+    unit = max(tiles + max(average * load + again * reload, blocks * compute + ends, waits), combine)
     fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
     return constants.LAUNCH + direct * constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills
