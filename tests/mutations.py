@@ -33,6 +33,7 @@ SAVED = "tests/functional/test_save.py -k gradients_keep and layer_norm-sliced"
 BLOCKS = "tests/functional/test_numerics.py -k blocks"
 LIMITS = "tests/functional/test_extreme_values.py -k "
 KERNELS = "tests/backends/gpu/test_interpreter.py -k within_the_budget and "  # in Triton's interpreter
+RING = "tests/backends/gpu/test_ring_in_python.py -k "
 
 MUTATIONS = [
     Mutation("K and L swapped", "backends/torch_ops/blockwise.py", "p.d if step >= p.channel_run else 0", "p.d if step < p.channel_run else 0", CASES),
@@ -128,6 +129,9 @@ MUTATIONS = [
              "tl.sum(mean * n, axis, keep_dims=KEEP) / total", "tests/backends/gpu/test_interpreter.py -k large_numbers"),
     Mutation("few rows cut to fill the GPU where batches must not matter", "backends/gpu/row/schedule.py", "    if not invariant:  # few rows", "    if True:  # few rows",
              "tests/planning/test_choose.py -k do_not_know_the_batch"),
+    Mutation("a member without elements divides by 0", "backends/gpu/ring/reduce.py", "gl.maximum(gl.sum(n, 0), 1.0)", "gl.sum(n, 0)", RING + "without_elements"),
+    Mutation("a slot refilled before it is empty", "backends/gpu/ring/channel.py", "mbarrier.wait(channel.empty.index(slot), phase ^ 1)", "pass", RING + "few_slots"),
+    Mutation("the counter of a unit not reset", "backends/gpu/ring/exchange.py", "gl.store(exchange.counters_ptr + unit, 0)", "pass", RING + "as_planned and 20x20"),
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def start() -> None:
         return
     State.started = True
     if not _open(may_compile=False) and _can_compile():
-        atexit.register(State.opening.acquire)
+        atexit.register(State.opening.acquire, timeout=10)  # a fork may inherit a lock that nobody releases
         threading.Thread(target=_compile_apart, name="onepass-front-door", daemon=True).start()
 
 
