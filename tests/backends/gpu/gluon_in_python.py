@@ -242,8 +242,8 @@ def total(x: Any, axis: int | None = None, keep_dims: bool = False) -> Any:
     return block(x.sum() if axis is None else x.sum(axis, keepdim=keep_dims))
 
 
-def inline_asm_elementwise(code: str, *_: Any, dtype: DType, **__: Any) -> Any:
-    (x,) = _[1]
+def inline_asm_elementwise(code: str, constraints: str, arguments: Sequence[Any], dtype: DType, is_pure: bool, pack: int) -> Any:
+    (x,) = arguments  # ring/elements.py has two such codes: SiLU, and a conversion
     return block(torch.nn.functional.silu(x.float())) if "ex2" in code else x.to(dtype)
 
 
@@ -304,12 +304,10 @@ def _module(path: Path) -> SimpleNamespace:
         top = name.split(".")[0]
         if top in _STANDS_FOR:
             return tl.extra if name.endswith("extra") else _STANDS_FOR[top]
-        if level == 1 and name != "launch":
-            return _module(path.parent / f"{name}.py")
+        if level == 1:
+            return ring_launch if name == "launch" else _module(path.parent / f"{name}.py")
         if name.startswith("onepass.backends.gpu.device.") and not name.endswith("groups"):
             return _module(GPU / "device" / f"{name.rpartition('.')[2]}.py")
-        if level == 1:
-            return ring_launch
         return builtins.__import__(name, of, names, wanted, level)
 
     known = {"__name__": f"in_python.{path.stem}", "__builtins__": {**vars(builtins), "__import__": fake_import, "range": _ints}}
