@@ -28,22 +28,20 @@ from onepass.backends.gpu import constants
 from onepass.backends.gpu.ring import schedule as ring
 from onepass.backends.gpu.walk import walk
 from onepass.backends.gpu.whole_set import schedule as whole_set
-from onepass.bench import record, timing
+from onepass.bench import record
 from onepass.bench.record import Record
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress, table
 from onepass.core.device import KNOWN_DEVICES, Device, describe
-from onepass.core.operands import NO_OPTIONAL
 from onepass.core.problem import NormProblem
-from onepass.verify import tensors
 from onepass.verify.cases import Case
 
+from .launch_times import launch_times
 from .precompile import build, finish, new_pool
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 NEAR, FAR = 4, 4  # launches of each problem: those that the model takes for the fastest, and some others
 SLOWEST = 2.0  # the others are modelled to take up to this many times as long
-CLOSE = 2.0**-5  # the largest difference between the results of two launches, for numbers of size 1
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,12 @@ MODELS = {
         ring,
         (
             *("RUN_UNIT", "RUN_TILE", "RUN_BLOCK", "RUN_CROWDED", "RUN_FROM_L2", "RUN_ANY_BLOCK", "RUN_COMPUTE", "RUN_ACTIVATION"),
-            *("RUN_UNALIGNED", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
+            *("RUN_UNALIGNED", "RUN_END", "RUN_FILL", "RUN_COMBINE", "RUN_COMBINE_MEMBER", "RUN_EXCHANGE"),
         ),
+    ),
+    "ring, columns": Model(
+        ring,
+        ("RING_EXCHANGE", "RING_BLOCK", "RING_UNIT", "RING_TILE", "RING_SET", "RING_COLUMNS", "RING_NARROW", "RING_AGAIN", "DIRECT"),
     ),
     "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),
 }
@@ -81,12 +83,18 @@ def _rows(*shape: int, function: str = "layer_norm", dtype: torch.dtype = BFLOAT
     return Row(Case(function, shape, affine="weight" if function == "rms_norm" else "both"), dtype)
 
 
-def _images(*shape: int, groups: int = 32, dtype: torch.dtype = HALF) -> Row:
-    return Row(Case("group_norm", shape, groups=groups, activation="silu"), dtype)
+def _images(*shape: int, groups: int = 32, dtype: torch.dtype = HALF, layout: str = "contiguous") -> Row:
+    return Row(Case("group_norm", shape, layout, groups=groups, activation="silu"), dtype)
 
 
-PROBLEMS = {  # sets that are one long run each
-    "ring": (
+def _channels_last(*shape: int, function: str = "group_norm", groups: int = 32) -> Row:
+    if function == "group_norm":
+        return _images(*shape, groups=groups, layout="channels_last")
+    return Row(Case(function, shape, "channels_last"), HALF)
+
+
+PROBLEMS = {
+    "ring": (  # sets that are one long run each
         *(
             _rows(4096, 40960),
             _rows(2048, 65536),
@@ -98,6 +106,19 @@ PROBLEMS = {  # sets that are one long run each
         *(_rows(1024, 131072, function="rms_norm"), _rows(60, 1000000, function="rms_norm"), _rows(777, 50257), _rows(33, 1000003)),
         *(_rows(65, 50257), _images(8, 512, 256, 256), _images(64, 512, 64, 64), _images(12, 1920, 40, 40), _images(7, 96, 200, 200)),
         *(_images(2, 640, 128, 128), _images(16, 320, 64, 64), _images(5, 640, 96, 96, dtype=BFLOAT), _images(3, 256, 300, 300)),
+    ),
+    "ring, columns": (  # other sets
+        *(_channels_last(8, 512, 256, 256), _channels_last(2, 512, 256, 256), _channels_last(64, 512, 64, 64)),
+        *(
+            _channels_last(16, 320, 64, 64),
+            _channels_last(4, 960, 64, 64),
+            _channels_last(2, 1920, 32, 32),
+            _channels_last(1, 256, 256, 256),
+        ),
+        *(_channels_last(16, 256, 64, 64, groups=1), _channels_last(3, 2560, 40, 40)),
+        *(_channels_last(256, 512, 28, 28, function=function) for function in ("instance_norm", "batch_norm")),
+        *(_channels_last(20, 200, 60, 60, function="instance_norm"), _channels_last(32, 1024, 14, 14, function="batch_norm")),
+        *(Row(Case("layer_norm2d", shape), HALF) for shape in ((16, 384, 56, 56), (5, 96, 200, 200))),
     ),
     "whole_set": (
         *(_rows(37, 50240), _rows(64, 20000), _rows(300, 24576), _rows(3, 1000000), _rows(7, 32768, function="rms_norm")),
@@ -145,25 +166,11 @@ def compile_ahead(rows: Sequence[tuple[str, Row]], device: Device, workers: int)
 
 
 def measure(family: str, row: Row, device: Device) -> list[Record]:
-    """Measure launches of one problem, and compare their results."""
-    from onepass.backends.gpu import forward
-
-    problem, picked = problem_of(row), picked_launches(family, row, device)
-    operands = tensors.make(row.case, row.dtype, "cuda", on_device=True)
-    runs = []
-    for launch in picked:
-        run = forward.forward(problem, (launch,), False)
-        runs.append(partial(run, operands.x, operands.weight, operands.bias, None, None, NO_OPTIONAL))
-    first = runs[0]().y.float()
-    for launch, run in zip(picked[1:], runs[1:]):
-        off = ((run().y.float() - first).abs() / (1 + first.abs())).max().item()
-        if not off < CLOSE:
-            raise RuntimeError(f"{family} {row.name}: the result of {name_of(launch)} differs from {name_of(picked[0])} by {off:.3g}")
-    target = torch.empty_like(operands.x)
-    with timing.capturable_stream("cuda"):
-        copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs)], 12)
-    common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy.median * 1e6, 2), **record.origin("cuda")}
-    return [common | {"provider": name_of(launch), "us": round(time.median * 1e6, 2)} for launch, time in zip(picked, times)]
+    """Measure launches of one problem."""
+    picked = picked_launches(family, row, device)
+    copy, times = launch_times(row, [(launch,) for launch in picked], [name_of(launch) for launch in picked])
+    common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy, 2), **record.origin("cuda")}
+    return [common | {"provider": name_of(launch), "us": round(time, 2)} for launch, time in zip(picked, times)]
 
 
 class Point(NamedTuple):

@@ -53,8 +53,9 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
 
     found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
     # Dispatch compiles these too, in `check_launchable`.
-    cooperative = [kernel for kernel in kernels(bound, chosen.launches, False) if kernel.cooperative]
-    return [kernel.source() for kernel in (*found, *cooperative)]
+    pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
+    checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
+    return [kernel.source() for kernel in (*found, *checked)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:

@@ -18,7 +18,7 @@ from onepass.verify.cases import Case
 
 @dataclass(frozen=True)
 class Shape:
-    """A GroupNorm with SiLU, or a LayerNorm with SiLU if there are no groups, and how `ring` schedules it.
+    """A norm with SiLU (a GroupNorm if there are groups), and how `ring` schedules it.
 
     32 programs are so few that launches on four streams run at the same time.
     """
@@ -33,20 +33,25 @@ class Shape:
     programs: int = 32
     layout: str = "channels_last"
     tiles: int = 0  # tiles of a unit; 0: as the planner chooses
+    op: str = "layer_norm"  # the norm, if there are no groups
 
     @property
     def case(self) -> Case:
         if self.groups:
             return Case("group_norm", self.shape, layout=self.layout, groups=self.groups, activation="silu")
-        return Case("layer_norm", self.shape, activation="silu")
+        return Case(self.op, self.shape, layout="contiguous" if self.op == "layer_norm" else self.layout, activation="silu")
 
 
 SHAPES = {
     "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2),
     "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4),
     "tiles": Shape((48, 320, 16, 16), 32, members=4, slots=6, statistics=True),
-    "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=3, statistics=True),
+    "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=4, statistics=True),
     "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
+    # In these, each column is a set; the second has parameters for each row. In the third, each unit is a set.
+    "columns": Shape((128, 64, 24, 24), 0, members=2, slots=6, op="instance_norm", statistics=True),
+    "rows": Shape((32, 512, 20, 24), 0, members=2, slots=5, op="layer_norm2d", layout="contiguous"),
+    "one set": Shape((256, 64, 20, 20), 0, members=2, slots=14, op="batch_norm", layout="contiguous", statistics=True),
     # In these, a set is one long run. In the last, runs begin between multiples of 16 bytes, and members keep parameters.
     "runs": Shape((64, 32, 64, 64), 2, members=4, slots=9, tiles=2, layout="contiguous", statistics=True),
     "runs again": Shape((48, 32, 64, 64), 2, members=2, slots=6, keep=2, back=3, tiles=1, layout="contiguous"),

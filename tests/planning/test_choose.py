@@ -207,7 +207,7 @@ def test_what_is_launched(row, device):
             assert step.block_j >= step.sets * w.run and (step.block_i >= step.rows or not step.resident)
         elif step.name == "ring":
             assert step.programs <= device.sms
-            assert step.spans * step.tiles * step.block_j >= w.columns and step.tiles * step.block_j % w.run == 0
+            assert step.spans * step.span >= w.columns and step.span % w.run == 0 and step.tiles * step.block_j >= step.span
         elif step.name in ("row", "tile") and step.resident:
             assert (step.block_j if step.name == "row" else step.block_i) + step.remainder >= (w.run if step.name == "row" else w.reps)
         elif step.name == "row":
@@ -353,7 +353,8 @@ def test_a_ring_has_every_row_and_set(shape, dtype, groups, invariant):
     except CannotForce as reason:
         assert any(word in str(reason) for word in ("a set is one run", "begin at multiples of 16", "combined at a time"))
         return
-    w, span = step.walk, step.tiles * step.block_j
+    w, span = step.walk, step.span
+    assert step.tiles * step.block_j >= span
     assert step.spans * span >= w.columns and (step.spans == 1 or span % w.run == 0) and step.sets >= min(span // w.run, w.sets)
     rows = math.ceil(w.reps / step.block_i)
     assert step.members <= rows and step.members <= step.programs <= H200.sms and step.programs % step.members == 0

@@ -27,6 +27,24 @@ PROBLEMS = [
     (Case("group_norm", (3, 60, 21, 19), LAST, groups=6), FULL),  # the tiles of a unit share sets
     (Case("group_norm", (4, 96, 13, 17), LAST, groups=32, affine="weight"), BFLOAT),  # rows that do not fill blocks
     (Case("group_norm", (3, 64, 40, 40), LAST, groups=1, init="shifted"), HALF),
+    (Case("instance_norm", (6, 72, 13, 13), LAST), BFLOAT),  # each column is a set
+    (Case("instance_norm", (5, 40, 20, 20), LAST, init="shifted"), FULL),
+    (Case("instance_norm", (3, 8, 30, 30), LAST, affine="none"), HALF),
+    (Case("batch_norm", (6, 72, 13, 13), LAST), BFLOAT),
+    (Case("batch_norm", (5, 40, 20, 20), LAST, init="shifted"), FULL),
+    (Case("batch_norm", (9, 200, 10, 10), LAST), HALF),
+    (Case("layer_norm2d", (3, 200, 20, 20)), FULL),  # and each row has parameters
+    (Case("layer_norm2d", (5, 96, 20, 22), activation="silu"), BFLOAT),
+    (Case("layer_norm2d", (4, 130, 8, 9), modulate=True, affine="none"), HALF),
+    (Case("batch_norm", (100, 5, 28, 28)), HALF),  # each unit is a set
+    (Case("batch_norm", (70, 5, 20, 22), affine="weight"), BFLOAT),
+    (Case("batch_norm", (90, 3, 36, 40)), FULL),
+    (Case("batch_norm", (200, 7, 8, 9)), BFLOAT),
+    (Case("group_norm", (4, 320, 13, 13), LAST, groups=4, activation="silu"), HALF),
+    (Case("group_norm", (4, 200, 17, 17), LAST, groups=1), HALF),
+    (Case("group_norm", (3, 96, 30, 30), LAST, groups=1), FULL),
+    (Case("group_norm", (8, 256, 16, 16), LAST, groups=4, modulate=True), BFLOAT),
+    (Case("group_norm", (20, 320, 8, 8), LAST, groups=32), HALF),
     (Case("group_norm", (2, 32, 64, 64), groups=2, activation="silu"), HALF),  # from here on, a set is one long run
     (Case("group_norm", (2, 24, 64, 48), groups=2, affine="bias"), FULL),
     (Case("group_norm", (3, 32, 40, 40), groups=1, modulate=True), BFLOAT),
@@ -85,6 +103,7 @@ def test_a_member_without_elements():
     """Each member has one block of a run. The last one has no element of the first run, which is read from its own start."""
     case = Case("layer_norm", (3, 36863))
     problem, launch = _planned(case, BFLOAT)
+    launch = replace(launch, block_i=64)
     rows = ceil(launch.walk.reps / launch.block_i)
     assert launch.phases == 8 and launch.walk.folded <= (rows - 1) * launch.block_i * launch.block_j
     _check(case, BFLOAT, replace(launch, members=rows, programs=rows, tiles=1, sets=1, kept=False), problem)

@@ -84,10 +84,13 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
 
 
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
-    """Return why programs that wait for each other cannot run here, or "". The kernels are compiled to find out."""
+    """Return why programs that wait for each other cannot run here, or why a kernel in Gluon cannot be compiled here, or "".
+
+    The kernels are compiled to find out.
+    """
     try:
-        for kernel in kernels(problem, launches, statistics=False):
-            if kernel.cooperative and not INTERPRETED:
+        for launch, kernel in zip(launches, kernels(problem, launches, statistics=False)):
+            if (kernel.cooperative or launch.experimental) and not INTERPRETED:
                 with torch.cuda.device(device):
                     kernel.load(current_device())
     except NotResident as reason:

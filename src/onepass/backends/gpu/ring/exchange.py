@@ -6,7 +6,7 @@ r of a unit. Each member stores the moments of its rows in `parts`, and merges t
 (14) and (15) of docs/theory.md.
 
 Members run on different multiprocessors, so `parts` lies in global memory. Each unit has a counter there, which is 0
-before and after a launch.
+before and after a launch. A team of one member needs neither: `combine` takes the moments from `reduce`, and `publish` has no work.
 """
 
 from onepass.backends.gpu.device.affine import fold_affine
@@ -26,50 +26,61 @@ COMBINE_WARPS = gl.constexpr(2)
 
 @jit
 def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the moments of each set in this member's rows, and store them for all members.
-
-    The moments of the columns come through the channel `moments` from `_reduce` of ring/kernel.py, tile by tile.
-    """
+    """Compute the moments of each set in this member's rows, and store them for all members."""
     WARPS: gl.constexpr = PUBLISH_WARPS
-    SETS: gl.constexpr = mode.sets
+    set_ = gl.arange(0, mode.sets, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    at = 0
+    if exchange.parts_ptr is not None:
+        for unit in range(work.team, work.units, split.teams):
+            mean, m2 = _of_sets(moments, at, unit, set_, work, view, split, norm, mode, WARPS)
+            at += mode.messages
+            part = _part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
+            late(mode.stress, "publish parts", WARPS)
+            gl.store(part, mean)
+            gl.store(part + mode.sets * split.members, m2)
+            late(mode.stress, "publish count", WARPS)
+            barrier()
+            gl.atomic_add(exchange.counters_ptr + unit, 1, sem="release", scope="gpu")
+
+
+@jit
+def _of_sets(moments, at, unit, set_, work, view, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr):
+    """Return mean and M2 of the sets `set_` of a unit, in this member's rows. Each of WARPS warps has some of them.
+
+    The moments come through the channel `moments` from `reduce`, tile by tile, or once if the unit is one set. `at` counts the
+    messages before this unit.
+    """
     BLOCK_J: gl.constexpr = mode.block_j
     TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     SET: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    set_ = gl.arange(0, SETS, SET)
     rows = share_of(work.member, split.members, view.reps, mode.block_i)
-    turn = 0
-    for unit in range(work.team, work.units, split.teams):
-        width = split.columns - unit % split.spans * (mode.tiles * BLOCK_J)  # columns from the start of this unit to the last one
-        n, mean, m2 = gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET), gl.zeros([SETS], gl.float32, SET)
-        for tile in range(mode.tiles):
-            acquire_to_read(moments, turn % 2, turn // 2 & 1)
-            late(mode.stress, "publish moments", WARPS)
-            column_mean, column_m2 = moments.buffer.index(turn % 2 * 2), moments.buffer.index(turn % 2 * 2 + 1)
-            if mode.folded:  # each tile is a set
-                tile_mean, tile_m2 = merge_warps(moments, turn % 2 * PARTS, norm)
-                mean, m2 = gl.where(set_ == tile, tile_mean, mean), gl.where(set_ == tile, tile_m2, m2)
-            elif SETS == BLOCK_J and mode.tiles == 1:  # each column is a set
-                mean, m2 = column_mean.load(SET), column_m2.load(SET)
+    width = split.columns - unit % split.spans * split.span  # columns from the start of this unit to the last one
+    mean = gl.zeros([mode.sets], gl.float32, SET)
+    m2 = mean
+    n = mean
+    for tile in range(mode.messages):
+        slot = (at + tile) % 2
+        acquire_to_read(moments, slot, (at + tile) // 2 & 1)
+        late(mode.stress, "publish moments", WARPS)
+        column_mean, column_m2 = moments.buffer.index(slot * 2), moments.buffer.index(slot * 2 + 1)
+        if mode.folded or mode.single:  # each message is a set
+            tile_mean, tile_m2 = merge_warps(moments, slot * PARTS, norm, WARPS)
+            mean, m2 = gl.where(set_ == tile, tile_mean, mean), gl.where(set_ == tile, tile_m2, m2)
+        elif mode.by_column:  # each column is a set
+            mean, m2 = column_mean.load(SET), column_m2.load(SET)
+        else:
+            start, end = tile * BLOCK_J, gl.minimum(tile * BLOCK_J + BLOCK_J, width)
+            first = start // view.run
+            tile_mean, tile_m2 = _merge_columns(column_mean, column_m2, start, end, view.run, rows, norm, mode, TABLE)
+            if mode.tiles == 1:
+                mean, m2 = gl.convert_layout(tile_mean, SET), gl.convert_layout(tile_m2, SET)
             else:
-                start, end = tile * BLOCK_J, gl.minimum(tile * BLOCK_J + BLOCK_J, width)
-                first = start // view.run
-                tile_mean, tile_m2 = _merge_columns(column_mean, column_m2, start, end, view.run, rows, norm, mode, TABLE)
-                if mode.tiles == 1:
-                    mean, m2 = gl.convert_layout(tile_mean, SET), gl.convert_layout(tile_m2, SET)
-                else:
-                    more = _overlap(set_, view.run, start, end) * rows
-                    place = gl.minimum(gl.maximum(set_ - first, 0), mode.sets_per_block - 1)
-                    more_m2 = gl.where(more > 0, gl.gather(tile_m2, place, 0), 0.0)
-                    mean, m2, n = join(mean, m2, n, gl.gather(tile_mean, place, 0), more_m2, more, norm.centered)
-            release_to_writer(moments, turn % 2)
-            turn += 1
-        part = _part_of(exchange.parts_ptr, unit, set_, work.member, split.members, SETS)
-        late(mode.stress, "publish parts", WARPS)
-        gl.store(part, mean)
-        gl.store(part + SETS * split.members, m2)
-        late(mode.stress, "publish count", WARPS)
-        barrier()
-        gl.atomic_add(exchange.counters_ptr + unit, 1, sem="release", scope="gpu")
+                more = _overlap(set_, view.run, start, end) * rows
+                place = gl.minimum(gl.maximum(set_ - first, 0), mode.sets_per_block - 1)
+                more_m2 = gl.where(more > 0, gl.gather(tile_m2, place, 0), 0.0)
+                mean, m2, n = join(mean, m2, n, gl.gather(tile_mean, place, 0), more_m2, more, norm.centered)
+        release_to_writer(moments, slot)
+    return mean, m2
 
 
 @jit
@@ -94,83 +105,113 @@ def _merge_columns(
 
 
 @jit
-def combine(lines, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def combine(moments, lines, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Wait for the moments of all members, merge them, and store the statistics of each set.
 
-    Send mean, rstd, gain and term of each column through the channel `lines` to `_apply` of ring/kernel.py, which
+    Send mean, rstd, gain and term of each column through the channel `lines` to `apply`, which
     computes y = activation((x - mean)·rstd·gain + term).
     """
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j
-    PART: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [WARPS, 1], [1, 0])  # a sum over members stays within a warp
+    # A sum over members stays within a warp. If each column is a set, it stays within a thread.
+    PART: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1] if mode.by_column else [1, 32], [WARPS, 1], [1, 0])
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
+    part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
     j = gl.arange(0, BLOCK_J, COLUMN)
+    n = elements_of(part, split.members, 0, view, mode)
     count = view.reps.to(gl.float32) * view.run
     if mode.folded:
         count = view.length.to(gl.float32)
-    n = elements_of(part, split.members, 0, view, mode)
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, span = unit // split.spans, unit % split.spans
-        line_at = turn % 2 * (mode.tiles * 4)
+        line_at = turn % 2 * (mode.lines * 4)
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "combine lines", WARPS)
-        if not mode.folded:  # in a folded walk, gain and term differ from row to row
-            for tile in range(mode.tiles):  # they do not need the statistics
-                column = (span * mode.tiles + tile) * BLOCK_J + j
+        if not (mode.folded or mode.by_row):  # otherwise gain and term differ from row to row
+            for tile in range(mode.lines):  # they do not need the statistics
+                column = span * split.span + tile * BLOCK_J + j
                 of = _set_of(column, view.run)
                 place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
                 gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
                 lines.buffer.index(line_at + tile * 4 + 2).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + gain)
                 lines.buffer.index(line_at + tile * 4 + 3).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + term)
-        late(mode.stress, "combine count", WARPS)
-        seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
-        while seen < split.members:
+        runs = runs_of(unit, total, view, split, mode)
+        if exchange.parts_ptr is not None:
+            late(mode.stress, "combine count", WARPS)
             seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
-        late(mode.stress, "combine parts", WARPS)
-        at = _part_of(exchange.parts_ptr, unit, set_, part, split.members, SETS)
-        mean, m2 = _load_parts(at, part < split.members, SETS * split.members)
-        runs = runs_of(unit, view, split, mode)
-        n_mean = n
-        if mode.phases > 1:
-            n_mean = elements_of(part, split.members, runs.phase, view, mode)
-        for first in range(mode.parts, split.members, mode.parts):
-            more_mean, more_m2 = _load_parts(at + first, first + part < split.members, SETS * split.members)
-            more = elements_of(first + part, split.members, runs.phase, view, mode)
-            mean, m2, n_mean = join(mean, m2, n_mean, more_mean, more_m2, more, norm.centered)
-        mean, m2 = merge(mean, m2, n_mean, count, 1, norm.centered)
+            while seen < split.members:
+                seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
+            late(mode.stress, "combine parts", WARPS)
+            mean, m2 = _of_members(exchange.parts_ptr, unit, set_, count, n, runs.phase, view, split, norm, mode, PART)
+        else:
+            own_set = gl.arange(0, SETS, COLUMN)
+            own_mean, own_m2 = _of_sets(moments, turn * mode.messages, unit, own_set, work, view, split, norm, mode, WARPS)
+            mean = gl.expand_dims(gl.convert_layout(own_mean, gl.SliceLayout(1, PART)), 1)
+            m2 = gl.expand_dims(gl.convert_layout(own_m2, gl.SliceLayout(1, PART)), 1)
         var = m2 / count
         rstd = inverse_deviation(var, eps)
         late(mode.stress, "combine known", WARPS)
-        for tile in range(mode.tiles):
-            set_of_column = gl.minimum(_set_of(tile * BLOCK_J + j, view.run), SETS - 1)
-            lines.buffer.index(line_at + tile * 4).store(gl.gather(gl.reshape(mean, [SETS]), set_of_column, 0))
-            lines.buffer.index(line_at + tile * 4 + 1).store(gl.gather(gl.reshape(rstd, [SETS]), set_of_column, 0))
+        if mode.by_column:
+            lines.buffer.index(line_at).store(gl.convert_layout(gl.reshape(mean, [SETS]), COLUMN))
+            lines.buffer.index(line_at + 1).store(gl.convert_layout(gl.reshape(rstd, [SETS]), COLUMN))
+        else:
+            for tile in range(1 if mode.single else mode.tiles):
+                set_of_column = gl.minimum(_set_of(tile * BLOCK_J + j, view.run), SETS - 1)
+                lines.buffer.index(line_at + tile * 4).store(gl.gather(gl.reshape(mean, [SETS]), set_of_column, 0))
+                lines.buffer.index(line_at + tile * 4 + 1).store(gl.gather(gl.reshape(rstd, [SETS]), set_of_column, 0))
         release_to_readers(lines, turn % 2)
         if work.member == 0:
             if mode.folded:
                 to = run_of(runs, set_, view, mode).o
                 there = (set_ < mode.tiles) & (to < total)
             else:
-                of = span * (mode.tiles * BLOCK_J // view.run) + set_
+                of = span * (split.span // view.run) + set_
                 to = o * view.sets + of
-                there = (of < view.sets) & (set_ < mode.tiles * BLOCK_J // view.run)
+                there = (of < view.sets) & (set_ < split.span // view.run)
             store_statistics(stats, to, mean, rstd, var, there)
-        # The counter now counts the members that have read `parts`. The last of them resets it to 0.
-        late(mode.stress, "combine leave", WARPS)
-        if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:
-            late(mode.stress, "combine reset", WARPS)
-            gl.store(exchange.counters_ptr + unit, 0)
+        if exchange.parts_ptr is not None:
+            # The counter now counts the members that have read `parts`. The last of them resets it to 0.
+            late(mode.stress, "combine leave", WARPS)
+            if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:
+                late(mode.stress, "combine reset", WARPS)
+                gl.store(exchange.counters_ptr + unit, 0)
         turn += 1  # noqa: SIM113
 
 
 @jit
-def _part_of(parts_ptr, unit, set_, member, members, SETS: gl.constexpr):
-    """Return the address of a member's mean of a set. The M2 lies SETS * members elements further on."""
-    return parts_ptr + (unit.to(gl.int64) * (2 * SETS) + set_) * members + member
+def _of_members(parts_ptr, unit, set_, count, n, phase, view, split, norm: gl.constexpr, mode: gl.constexpr, PART: gl.constexpr):
+    """Merge the moments of all members. Return mean and M2 of the sets `set_`, which have `count` elements each. (14), (15)
+
+    Without phases, `n` is how many elements of a set each of the first members has.
+    """
+    STEP: gl.constexpr = mode.sets if mode.by_column else 1  # from one member's mean of a set to the next one's
+    part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
+    at = _part_of(parts_ptr, unit, set_, part, split.members, mode)
+    mean, m2 = _load_parts(at, part < split.members, mode.sets * split.members)
+    if mode.phases > 1:
+        n = elements_of(part, split.members, phase, view, mode)
+    for first in range(mode.parts, split.members, mode.parts):
+        more_mean, more_m2 = _load_parts(at + first * STEP, first + part < split.members, mode.sets * split.members)
+        more = elements_of(first + part, split.members, phase, view, mode)
+        mean, m2, n = join(mean, m2, n, more_mean, more_m2, more, norm.centered)
+    return merge(mean, m2, n, count, 1, norm.centered)
+
+
+@jit
+def _part_of(parts_ptr, unit, set_, member, members, mode: gl.constexpr):
+    """Return the address of a member's mean of a set. The M2 lies mode.sets * members elements further on.
+
+    Neighbouring threads of `combine` have neighbouring members; if each column is a set, neighbouring sets.
+    """
+    unit_ptr = parts_ptr + unit.to(gl.int64) * (2 * mode.sets) * members
+    if mode.by_column:
+        part = unit_ptr + member * mode.sets + set_
+    else:
+        part = unit_ptr + set_ * members + member
+    return part
 
 
 @jit

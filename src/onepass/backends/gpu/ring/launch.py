@@ -20,7 +20,7 @@ from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
 from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
 from onepass.backends.gpu.team.launch import Exchange
-from onepass.backends.gpu.walk import by_channel
+from onepass.backends.gpu.walk import AXIS_R, AXIS_T, axis_mask, by_channel
 from onepass.core.problem import NormProblem
 
 RESET = "reset"  # a counter protocol: the last member that leaves a unit sets the unit's counter to 0
@@ -41,10 +41,12 @@ class RingSplit(NamedTuple):
     members: Count  # programs that share the rows of a unit
     teams: Count
     spans: Count  # units for each o
+    span: Length  # columns from one unit to the next
     columns: Length  # columns (s, t) for each o
     channel_rows: Count  # folded: rows of a channel
     reach: Count  # phased: how many elements the descriptor reaches, from where the last run is read
     units_of_phase: Count  # folded: units whose runs have the same phase
+    rounds: Count  # folded: units of a team
 
 
 class RingMode(NamedTuple):
@@ -59,12 +61,17 @@ class RingMode(NamedTuple):
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     at_once: int  # blocks that are applied at a time: 1 or 2
     warps: int  # warps of the group `reduce`, and of the group `apply`: see ring/kernel.py
+    messages: int  # how often `reduce` sends moments, for each unit: once for each tile, or once if the unit is one set
+    lines: int  # for how many tiles `combine` sends gain and term: all, or one if they are the same for all columns
+    single: bool  # each unit is one set of several columns
+    by_column: bool  # each column is a set
+    by_row: bool  # parameters differ from row to row, and are the same for all columns; only if the walk is not folded
     ragged: bool  # the last block of rows or of columns, or the last unit, is not full
     folded: bool  # the walk is folded: each tile is one set
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
     differ: str  # folded: what parameters differ by, "element", "row" or "block"
     phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
-    vector: int  # folded: how many elements 16 bytes hold
+    vector: int  # how many elements 16 bytes hold
     phases: int  # folded: in how many places between two multiples of 16 bytes runs begin: see ring/runs.py
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
@@ -83,12 +90,22 @@ class RingLaunch(SharedSetLaunch):
     keep: int  # blocks of a unit that stay in the ring, for each member
     back: int  # slots for blocks that do not stay, and are loaded again; 0 if all stay
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
-    vector: int = 1  # folded: how many elements 16 bytes hold
+    vector: int = 1  # how many elements 16 bytes hold
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
 
     @property
     def units(self) -> int:
         return self.units_of_phase * min(self.phases, self.walk.outer) if self.walk.folded else self.walk.outer * self.spans
+
+    @property
+    def rounds(self) -> int:
+        """How many units the busiest team takes."""
+        return ceil(self.units / self.teams)
+
+    @property
+    def numbered_units(self) -> int:
+        """The units, and those that do not exist, so that all teams have equally many: see ring/runs.py."""
+        return self.rounds * self.teams if self.phases > 1 else self.units
 
     @property
     def phases(self) -> int:
@@ -121,16 +138,12 @@ class RingLaunch(SharedSetLaunch):
         return f"{super().shape}, teams of {self.members}{again}"
 
     @property
-    def cooperative(self) -> bool:
-        return True
-
-    @property
     def partial_moments(self) -> int:
-        return 2 * self.units * self._sets * self.members
+        return 2 * self.numbered_units * self._sets * self.members if self.cooperative else 0
 
     @property
     def counters(self) -> int:
-        return self.units  # each unit has its own, because several are under way at a time
+        return self.numbered_units if self.cooperative else 0  # each unit has its own, because several are under way at a time
 
     @property
     def counter_protocol(self) -> str:
@@ -145,8 +158,42 @@ class RingLaunch(SharedSetLaunch):
         return True
 
     @property
+    def single(self) -> bool:
+        """Whether each unit is one set, so that moments of columns need not be kept apart."""
+        return not self.walk.folded and self.sets == 1 and self.walk.run > 1
+
+    @property
+    def span(self) -> int:
+        """How many columns lie between the starts of two units. The last tile of a unit may overlap with the next unit."""
+        return self.walk.run if self.single else self.tiles * self.block_j
+
+    @property
+    def lines(self) -> int:
+        """For how many tiles `combine` sends gain and term to `apply`: all, or one if they are the same for all columns of a set."""
+        w = self.walk
+        same = self.single and not (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_T
+        return 1 if same else self.tiles
+
+    @property
+    def by_column(self) -> bool:
+        """Whether each column is a set, so that moments of columns need not be merged."""
+        return self.walk.run == 1
+
+    @property
+    def by_row(self) -> bool:
+        """Whether parameters differ from row to row."""
+        return bool((axis_mask(self.walk.param, self.walk) | axis_mask(self.walk.modulation, self.walk)) & AXIS_R)
+
+    @property
     def _sets(self) -> int:
-        return power_of_two(max(self.sets, 2))
+        return self.block_j if self.by_column else power_of_two(max(self.sets, 2))
+
+    @property
+    def _parts(self) -> int:
+        """How many members' moments are combined at a time: a thread has up to 16 of them, if each column is a set."""
+        if self.by_column:
+            return min(power_of_two(self.members), 1024 // self._sets)
+        return max(min(power_of_two(self.members), 512 // self._sets), 32)
 
     @property
     def phased(self) -> bool:
@@ -183,24 +230,29 @@ class RingLaunch(SharedSetLaunch):
     def pairs(self) -> bool:
         """Whether two blocks can be applied at a time: each member has an even number, and all stay."""
         w, rows = self.walk, ceil(self.walk.reps / self.block_i)
-        return not self.back and (rows % (2 * self.members) == 0 or bool(w.folded and self.tiles % 2 == 0))
+        return not self.back and not self.by_row and (rows % (2 * self.members) == 0 or bool(w.folded and self.tiles % 2 == 0))
 
     def mode(self, stress: str | None) -> RingMode:
         w = self.walk
         rows = ceil(w.reps / self.block_i)
-        last = w.outer % (self.tiles * self.phases) if w.folded else w.columns % (self.tiles * self.block_j)
+        last = w.outer % (self.tiles * self.phases) if w.folded else (self.span if self.single else w.columns) % (self.tiles * self.block_j)
         return RingMode(
             self.block_i,
             self.block_j,
             self.tiles,
             self._sets,
             self.sets_per_block,
-            max(min(power_of_two(self.members), 512 // self._sets), 32),
+            self._parts,
             self.slots,
             self.keep,
             self.back,
             2 if self.pairs else 1,
             self.warps,
+            1 if self.single else self.tiles,
+            self.lines,
+            self.single,
+            self.by_column,
+            self.by_row,
             bool(w.reps % self.block_i or last or self.phased),
             bool(w.folded),
             rows // self.members if self.even else 0,
@@ -221,12 +273,14 @@ class RingLaunch(SharedSetLaunch):
             problem.dtype,
             affine,
             stats,
-            Exchange(torch.float32, torch.int32),
+            Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
             float(problem.spec.eps),
             w.total,
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
-            RingSplit(self.members, self.teams, self.spans, w.columns, self.channel_rows, self._reach, self.units_of_phase),
+            RingSplit(
+                self.members, self.teams, self.spans, self.span, w.columns, self.channel_rows, self._reach, self.units_of_phase, self.rounds
+            ),
             forward_norm(problem, w),
             self.mode(options.stress),
         )
@@ -236,4 +290,4 @@ class RingLaunch(SharedSetLaunch):
 
         from .kernel import ring_forward  # imported here, because only this kernel needs Gluon, which is experimental
 
-        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=True)
+        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=self.cooperative)

@@ -28,6 +28,12 @@ def apply_layout(columns, size, warps, halves):
 
 
 @constexpr_function
+def lanes_of_row(columns, size):
+    """Return how many threads share a row in `lane_layout`."""
+    return columns // min(16 // size, columns)
+
+
+@constexpr_function
 def lane_layout(columns, size, warps):
     """Return `apply_layout`, without pairs, for blocks of shape [rows of a lane, rows at a time, lanes of a row, elements of a lane].
 
@@ -36,3 +42,10 @@ def lane_layout(columns, size, warps):
     each = min(16 // size, columns)
     wide = columns // each
     return gl.BlockedLayout([1, 1, 1, each], [1, 32 // wide, wide, 1], [1, warps, 1, 1], [3, 2, 1, 0])
+
+
+@constexpr_function
+def flat_layout(columns, warps):
+    """Return the layout of a block that is read one element at a time: neighbouring threads have neighbouring elements."""
+    wide = min(max(columns // 32, 1), warps)
+    return gl.BlockedLayout([1, 1], [max(32 // columns, 1), min(columns, 32)], [warps // wide, wide], [1, 0])

@@ -1,4 +1,4 @@
-"""Loads the parameters of a folded walk.
+"""Loads the parameters that differ within a column: those of a folded walk, and those of rows.
 
 A folded walk (gpu/walk.py) takes a run as rows r of block_j elements t, so the element (r, t) is number r·block_j + t of the
 run. A team of programs, its members, shares a unit of work, which is some values of o. A member has the same rows of every
@@ -9,11 +9,12 @@ in shared memory.
 from typing import Any, NamedTuple
 
 from onepass.backends.gpu.device.affine import fold_affine, parameter, scale_and_shift
-from onepass.backends.gpu.device.axes import AXIS_T, NO_AXIS
+from onepass.backends.gpu.device.axes import AXIS_R, AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.groups import Place
 
 from .elements import as_float32
-from .gluon import gl, jit
+from .gluon import barrier, gl, jit
+from .layouts import flat_layout
 
 # What parameters differ by: RingMode.differ of ring/launch.py.
 ELEMENT, ROW, BLOCK = gl.constexpr("element"), gl.constexpr("row"), gl.constexpr("block")
@@ -42,15 +43,24 @@ def keep(affine, ring, mode: gl.constexpr):
 
 @jit
 def fill(kept, phase, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load the parameters of this member's rows, at the phase of x. Each thread later reads what it has stored, so no barrier is needed."""
+    """Load the parameters of this member's rows, at the phase of x.
+
+    If phases differ, parameters are loaded one by one, by threads with neighbouring elements. Otherwise each thread loads vectors,
+    and later reads what it has stored itself, so that no barrier is needed.
+    """
+    FLAT: gl.constexpr = flat_layout(mode.block_j, mode.warps) if mode.phases > 1 else LAYOUT
+    if mode.phases > 1:  # others may still read the parameters of the phase before
+        barrier()
     for block in range(work.blocks):
-        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
+        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, FLAT)
         if affine.weight_ptr is not None:
             weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.weight.index(block).store(weight.to(kept.weight.dtype))
         if affine.bias_ptr is not None:
             bias = parameter(affine.bias_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.bias.index(block).store(bias.to(kept.bias.dtype))
+    if mode.phases > 1:
+        barrier()
 
 
 @jit
@@ -96,3 +106,13 @@ def _place(o, phase, first, view, split, mode: gl.constexpr, LAYOUT: gl.constexp
     if mode.phased:
         inside = (t >= 0) & (t < view.length)
     return Place(o=o, r=0, s=0, t=t, i_inside=inside, j_inside=j < mode.block_j)
+
+
+@jit
+def of_rows(o, first, affine, maps, view, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return gain and term of the rows of a block, from row `first` of o. Both have the shape [I, 1]. The walk is not folded."""
+    r = first + gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, LAYOUT)), 1)
+    place = Place(o=o, r=r, s=0, t=0, i_inside=r < view.reps, j_inside=None)
+    gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, NO_AXIS)
+    zero = gl.zeros([mode.block_i, 1], gl.float32, LAYOUT)
+    return zero + gain, zero + term

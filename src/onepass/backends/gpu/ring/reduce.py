@@ -1,9 +1,9 @@
 """The group `reduce` of the ring kernel: the moments (mean and M2) of the blocks in the ring, tile by tile, for `publish`.
 
 Memory is x[o, r, s, t]. A tile is some columns (s, t) of one o, in blocks of rows r. Usually several sets share a tile, so each
-column gets moments of its own. In a folded walk (gpu/walk.py) a tile is one set, so all its elements can be merged: a lane,
-which is a thread, sums up its own elements, whatever their columns. Warps merge their lanes once for each tile, and `publish`
-(ring/exchange.py) merges the warps. Numbers such as (14) are equations of docs/theory.md.
+column gets moments of its own. In a folded walk (gpu/walk.py) a tile is one set, and in other walks a whole unit may be one set. Then
+all elements can be merged: a lane, which is a thread, sums up its own elements, whatever their columns. Warps merge their lanes once
+for each set, and `publish` (ring/exchange.py) merges the warps. Numbers such as (14) are equations of docs/theory.md.
 """
 
 from onepass.backends.gpu.device.moments import DOWN, UP, join, merge, update
@@ -11,7 +11,7 @@ from onepass.backends.gpu.device.moments import DOWN, UP, join, merge, update
 from .channel import acquire_to_read, acquire_to_write, release_block, release_to_readers
 from .elements import as_float32, beyond_reach
 from .gluon import gl, jit
-from .layouts import apply_layout, lane_layout, reduce_layout
+from .layouts import apply_layout, lane_layout, lanes_of_row, reduce_layout
 from .runs import run_of, runs_of
 from .stress import crowded, late
 
@@ -23,6 +23,8 @@ def reduce(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, m
     """Compute the moments of each tile, for `publish`. Release each block that will be loaded again."""
     if mode.folded:
         _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm, mode)
+    elif mode.single:
+        _reduce_single(ring, moments, work, view, split, norm, mode)
     else:
         _reduce_columns(ring, moments, work, view, split, norm, mode)
 
@@ -44,11 +46,15 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
                 k += 1.0
-                inside = True
+                first = (work.member + block * split.members) * mode.block_i
                 if mode.ragged:
-                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
-                    x = gl.where(inside, x, 0.0)
-                mean, m2 = update(mean, m2, k, x, inside, norm.centered)
+                    if first + mode.block_i > view.reps:  # only the last block of a tile needs a mask
+                        inside = first + i < view.reps
+                        mean, m2 = update(mean, m2, k, gl.where(inside, x, 0.0), inside, norm.centered)
+                    else:
+                        mean, m2 = update(mean, m2, k, x, True, norm.centered)
+                else:
+                    mean, m2 = update(mean, m2, k, x, True, norm.centered)
                 at += 1
             n = k
             if mode.ragged:
@@ -62,61 +68,109 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
 
 
 @jit
-def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute mean, M2 and number of the elements that each warp has of a tile."""
+def _reduce_single(ring, moments, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute mean, M2 and number of the elements that each warp has of a unit, which is one set."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
     LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
-    EACH: gl.constexpr = min(16 // SIZE, mode.block_j)  # contiguous elements of a lane
-    WIDE: gl.constexpr = mode.block_j // EACH  # lanes of a row
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
     HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
-    ROWS: gl.constexpr = mode.block_i // HIGH  # rows of a lane
+    ELEMENTS: gl.constexpr = mode.block_i * mode.block_j // (32 * mode.warps)  # of a lane
     LANE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(3, LANES))
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     at = 0
     turn = 0
-    for unit in range(work.team, work.units, split.teams):
-        runs = runs_of(unit, view, split, mode)
+    for _unit in range(work.team, work.units, split.teams):
+        mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
+        m2 = mean
+        n = mean
         for tile in range(mode.tiles):
-            run = run_of(runs, tile, view, mode)
-            mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
-            m2 = gl.zeros([HIGH, WIDE], gl.float32, LANE)
-            n = gl.zeros([HIGH, WIDE], gl.float32, LANE)
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
-                x = gl.convert_layout(gl.reshape(x, [ROWS, HIGH, WIDE, EACH]), LANES)
-                first = (work.member + block * split.members) * (mode.block_i * mode.block_j)
-                more = gl.full([HIGH, WIDE], ROWS * EACH, gl.float32, LANE)  # elements of a lane
+                x = _by_lanes(x, HIGH, WIDE, LANES)
+                first, column = (work.member + block * split.members) * mode.block_i, tile * mode.block_j
+                more = gl.full([HIGH, WIDE], ELEMENTS, gl.float32, LANE)
                 lane_mean = mean
                 if mode.ragged:
-                    if (first < run.phase) | (run.end - first < (mode.block_i + 2) * mode.block_j):  # the start or end of a run is near
-                        number = gl.convert_layout(gl.reshape(i * mode.block_j + j, [ROWS, HIGH, WIDE, EACH]), LANES)
-                        if mode.phased:
-                            x = beyond_reach(x, number, x_ptr, run, first, total, view, split)
-                        x, lane_mean, more = _end_of_run(x, (first + number >= run.phase) & (first + number < run.end), norm)
+                    if (first + mode.block_i > view.reps) | (column + mode.block_j > view.run):  # a part of the block is not of this set
+                        inside = (first + i < view.reps) & (column + j < view.run)
+                        inside = _by_lanes(inside, HIGH, WIDE, LANES)
+                        x, lane_mean, more = _some(x, inside, norm)
                     else:
                         x, lane_mean = _centered(x, more, norm, mean)
                 else:
                     x, lane_mean = _centered(x, more, norm, mean)
                 mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
                 at += 1
-            mean, m2, n = _by_warps(mean, mode.warps), _by_warps(m2, mode.warps), _by_warps(n, mode.warps)
-            count = gl.sum(n, 1, keep_dims=True)
-            mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
-            _acquire(moments, turn, mode)
-            part = turn % 2 * PARTS
-            moments.buffer.index(part).store(gl.reshape(mean, [mode.warps]))
-            moments.buffer.index(part + 1).store(gl.reshape(m2, [mode.warps]))
-            moments.buffer.index(part + 2).store(gl.reshape(count, [mode.warps]))
-            release_to_readers(moments, turn % 2)
+        _send(moments, turn, mean, m2, n, norm, mode)
+        turn += 1  # noqa: SIM113
+
+
+@jit
+def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute mean, M2 and number of the elements that each warp has of a tile."""
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
+    LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
+    HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
+    ELEMENTS: gl.constexpr = mode.block_i * mode.block_j // (32 * mode.warps)  # of a lane
+    LANE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(3, LANES))
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    at = 0
+    turn = 0
+    for unit in range(work.team, work.units, split.teams):
+        runs = runs_of(unit, total, view, split, mode)
+        for tile in range(mode.tiles):
+            run = run_of(runs, tile, view, mode)
+            mean = gl.zeros([HIGH, WIDE], gl.float32, LANE)
+            m2 = mean
+            n = mean
+            for block in range(work.blocks):
+                x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
+                x = _by_lanes(x, HIGH, WIDE, LANES)
+                first = (work.member + block * split.members) * (mode.block_i * mode.block_j)
+                more = gl.full([HIGH, WIDE], ELEMENTS, gl.float32, LANE)
+                lane_mean = mean
+                if mode.ragged:
+                    if (first < run.phase) | (run.end - first < (mode.block_i + 2) * mode.block_j):  # the start or end of a run is near
+                        number = _by_lanes(i * mode.block_j + j, HIGH, WIDE, LANES)
+                        if mode.phased:
+                            x = beyond_reach(x, number, x_ptr, run, first, total, view, split)
+                        x, lane_mean, more = _some(x, (first + number >= run.phase) & (first + number < run.end), norm)
+                    else:
+                        x, lane_mean = _centered(x, more, norm, mean)
+                else:
+                    x, lane_mean = _centered(x, more, norm, mean)
+                mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
+                at += 1
+            _send(moments, turn, mean, m2, n, norm, mode)
             turn += 1
 
 
 @jit
-def merge_warps(moments, first, norm: gl.constexpr):
-    """Merge what the warps sent for a tile, at `first` of the channel. Return mean and M2 of this member's part of the set. (14), (15)"""
-    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+def _send(moments, turn, mean, m2, n, norm: gl.constexpr, mode: gl.constexpr):
+    """Merge the moments of the lanes of each warp, and send them to `publish`. Lanes have n elements."""
+    mean, m2, n = _by_warps(mean, mode.warps), _by_warps(m2, mode.warps), _by_warps(n, mode.warps)
+    count = gl.sum(n, 1, keep_dims=True)
+    mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
+    _acquire(moments, turn, mode)
+    part = turn % 2 * PARTS
+    moments.buffer.index(part).store(gl.reshape(mean, [mode.warps]))
+    moments.buffer.index(part + 1).store(gl.reshape(m2, [mode.warps]))
+    moments.buffer.index(part + 2).store(gl.reshape(count, [mode.warps]))
+    release_to_readers(moments, turn % 2)
+
+
+@jit
+def merge_warps(moments, first, norm: gl.constexpr, WARPS: gl.constexpr):
+    """Merge what the warps sent for a tile, at `first` of the channel. Return mean and M2 of this member's part of the set. (14), (15)
+
+    The caller has WARPS warps. All of them compute the same.
+    """
+    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     mean, m2 = moments.buffer.index(first).load(WARP), moments.buffer.index(first + 1).load(WARP)
     n = moments.buffer.index(first + 2).load(WARP)
     return merge(mean, m2, n, gl.maximum(gl.sum(n, 0), 1.0), None, norm.centered)  # a member may have no element of a run
@@ -145,6 +199,12 @@ def _acquire(moments, turn, mode: gl.constexpr):
 
 
 @jit
+def _by_lanes(x, HIGH: gl.constexpr, WIDE: gl.constexpr, LANES: gl.constexpr):
+    """Return a block in the shape [rows of a lane, rows at a time, lanes of a row, elements of a lane]. No element moves."""
+    return gl.convert_layout(gl.reshape(x, [x.shape[0] // HIGH, HIGH, WIDE, x.shape[1] // WIDE]), LANES)
+
+
+@jit
 def _sum(x):
     """Sum up the elements of each lane."""
     return gl.sum(gl.sum(x, 3), 0)
@@ -160,8 +220,8 @@ def _centered(x, n, norm: gl.constexpr, mean):
 
 
 @jit
-def _end_of_run(x, inside, norm: gl.constexpr):
-    """Do what `_centered` does, for the elements that are `inside` the run. Also return how many each lane has."""
+def _some(x, inside, norm: gl.constexpr):
+    """Do what `_centered` does, for the elements that are `inside` the set. Also return how many each lane has."""
     n = _sum(gl.where(inside, 1.0, 0.0))
     x, mean = _centered(gl.where(inside, x, 0.0), gl.maximum(n, 1.0), norm, n)
     return gl.where(inside, x, 0.0), mean, n

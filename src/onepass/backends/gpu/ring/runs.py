@@ -3,7 +3,7 @@
 A copy by descriptor begins at a multiple of 16 bytes, but a run of odd length may not. So a run is read from the multiple of
 16 bytes before it, which is `phase` elements away. y has the same strides as x, so that both are read and written in whole
 vectors. Weight and bias of each element must follow: they are kept in shared memory, at the same phase as x (ring/parameters.py).
-To keep them there for long, all runs of a unit have the same phase, and the units of each phase follow one another: with
+To keep them there for long, all runs of a unit have the same phase, and a team takes units of as few phases as possible. With
 `phases` phases, every phases-th run has the same one.
 """
 
@@ -27,12 +27,15 @@ class Run(NamedTuple):
 
 
 @jit
-def runs_of(unit, view, split, mode: gl.constexpr):
+def runs_of(unit, total, view, split, mode: gl.constexpr):
     first = unit * mode.tiles
     phase = 0
     if mode.phases > 1:
-        which = unit // split.units_of_phase
-        first = which + (unit - which * split.units_of_phase) * (mode.tiles * mode.phases)
+        # The teams take their units in turn. Here each team gets neighbours instead: `rounds` units of one or a few phases.
+        number = unit % split.teams * split.rounds + unit // split.teams
+        which = number // split.units_of_phase
+        first = which + (number - which * split.units_of_phase) * (mode.tiles * mode.phases)
+        first = gl.where(which < mode.phases, first, total)  # the last teams may have fewer units: then there is no such run
         phase = which * (view.length % mode.vector) % mode.vector
     return Runs(first=first, phase=phase)
 

@@ -19,7 +19,7 @@ from math import ceil, gcd, lcm, prod
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
-from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, axis_mask, fold, walk
+from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -36,7 +36,9 @@ RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler
 # If a unit does not fit into the ring: slots for blocks that are loaded again, and for blocks that are dropped after `reduce`.
 BACK, SPARE = 3, 4
 
-MOST_SETS = 32  # the most sets of a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
+MOST_SETS = 32  # the most sets of several columns in a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
+
+LEAST_USED = 0.75  # the least fraction of the columns of a unit's tiles that belong to the unit
 
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
 SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
@@ -67,8 +69,9 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
         reasons.append("there are more rows or columns than a descriptor can count")
     if problem.addends:
         reasons.append("it cannot add a residual: blocks go straight to shared memory")
-    if (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
-        reasons.append("each row has its own parameters")
+    axes = axis_mask(w.param, w) | axis_mask(w.modulation, w)
+    if axes & AXIS_R and axes & (AXIS_S | AXIS_T):
+        reasons.append("each row has its own parameters, which differ from column to column")
     if not reasons and not any(candidates(problem, w, device)):
         reasons.append(f"more than {MOST_SETS} sets of {w.run} columns would be combined at a time")
     return reasons
@@ -97,19 +100,18 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
         yield from _folded_candidates(problem, w, device)
         return
     size = problem.dtype.itemsize
-    for block_j in (32, 64, 128):
-        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)  # columns of a unit
-        tiles, sets = span // block_j, min(ceil(span / w.run), w.sets)
-        if not min(128, w.columns * size) <= block_j * size <= 256 or sets > MOST_SETS:
-            continue
+    aligned = w.run * size % ALIGNMENT == 0
+    per_column = (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_T
+    for block_j, tiles, sets in _cuts(w, size):
+        lines = tiles if sets > 1 or per_column else 1
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
-            slots = min((device.shared - RESERVED - tiles * 32 * block_j) // slot, 32)
+            slots = min((device.shared - RESERVED - lines * 32 * block_j) // slot, 32)
             if slots < BACK + SPARE + 2:
                 continue
             rows = ceil(w.reps / block_i)  # rows of blocks
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
-                spans, fits = ceil(w.columns / span), tiles * ceil(rows / members) <= slots
+                spans, fits = ceil(w.columns / (w.run if sets == 1 else tiles * block_j)), tiles * ceil(rows / members) <= slots
                 yield RingLaunch(
                     walk=w,
                     programs=team_programs(w.outer * spans, members, device),
@@ -124,7 +126,25 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     slots=slots if fits else slots - BACK,
                     keep=slots if fits else slots - BACK - SPARE,
                     back=0 if fits else BACK,
+                    vector=ALIGNMENT // size if aligned else 1,
                 )
+
+
+def _cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield ways to cut columns into units: the columns of a tile, the tiles of a unit and the sets of a unit.
+
+    A unit is the fewest tiles that hold whole sets. Or it is one set, and columns of the next set fill its last tile.
+    """
+    for block_j in (32, 64, 128):
+        if not min(128, w.columns * size) <= block_j * size <= 256:
+            continue
+        span = min(lcm(block_j, w.run), ceil(w.columns / block_j) * block_j)
+        sets = min(ceil(span / w.run), w.sets)
+        if sets <= MOST_SETS or w.run == 1:
+            yield block_j, span // block_j, sets
+        tiles = ceil(w.run / block_j)
+        if sets > 1 and w.run * size % ALIGNMENT == 0 and w.run > LEAST_USED * tiles * block_j:
+            yield block_j, tiles, 1
 
 
 def _folded(problem: NormProblem, w: Walk) -> Walk | None:
@@ -151,8 +171,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
     size, axes, channel = problem.dtype.itemsize, axis_mask(all_o.param, all_o), _channel(problem, all_o)
     shared = channel == 1 and axes & (AXIS_O | AXIS_T) == AXIS_T  # each element has its own weight and bias, and all o share them
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
-    odd = w.folded * size % ALIGNMENT != 0  # then the larger blocks take twice as long: most have an end of a run
-    for slot in (SLOT // 2,) if odd else (SLOT, SLOT // 2):
+    for slot in (SLOT, SLOT // 2):
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
         rows = ceil(w.reps / block_i)  # rows of blocks
@@ -211,12 +230,15 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
         block *= constants.RING_NARROW
     again = max(blocks - launch.keep, 0)
     spare = max(launch.slots - min(blocks, launch.keep), 1)
-    exchanged = constants.RING_UNIT + constants.RING_TILE * launch.tiles + constants.RING_SET * launch.sets
+    sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
+    direct = 1.0 if launch.cooperative else constants.DIRECT
+    exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
     unit_time = (
-        max(blocks * block, exchanged, constants.RING_EXCHANGE * min(blocks, launch.keep) / spare) + again * constants.RING_AGAIN * block
+        max(blocks * block, exchanged, direct * constants.RING_EXCHANGE * min(blocks, launch.keep) / spare)
+        + again * constants.RING_AGAIN * block
     )
     first = blocks * block / 2  # loads of the first unit, which overlap with nothing
-    return constants.LAUNCH + constants.RING_EXCHANGE + first + rounds * unit_time
+    return constants.LAUNCH + direct * constants.RING_EXCHANGE + first + rounds * unit_time
 
 
 def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
@@ -227,6 +249,9 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
         (constants.RUN_UNALIGNED, launch.phases > 1),
     )
     compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
+    # If runs begin between multiples of 16 bytes, the first and the last block of a run need masks. One member may have both.
+    both = (ceil(launch.walk.reps / launch.block_i) - 1) % launch.members == 0
+    ends = launch.tiles * (1 + both) * constants.RUN_END * elements / 8192 if launch.phases > 1 else 0.0
     load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.differ == "element" and problem.affine and not launch.kept:
         load *= constants.RUN_FROM_L2
@@ -235,9 +260,10 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
     reload = load * (constants.RING_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
     load *= 1 + constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
-    waits = constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
-    combine = launch.tiles * (constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
+    direct = 1.0 if launch.cooperative else constants.DIRECT
+    waits = direct * constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
+    combine = launch.tiles * (direct * constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
     tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
-    unit = max(tiles + max(average * load + again * reload, blocks * compute, waits), combine)
+    unit = max(tiles + max(average * load + again * reload, blocks * compute + ends, waits), combine)
     fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
-    return constants.LAUNCH + constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills
+    return constants.LAUNCH + direct * constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills

@@ -155,11 +155,12 @@ def _part(
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
                 store(io.y_ptr, y_at + t, (x - mean) * factor + term, here & inside, norm.activation, DROP)
         else:
+            steps_r = tl.cdiv(r_end - r_start, block.i)
             for step in range(steps):
                 t = t_start + (steps - 1 - step) * block.j + j
                 inside = t < t_end
-                for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
-                    r = r0 + i
+                for step_r in tl.range(0, steps_r, num_stages=block.stages):
+                    r = r_start + (steps_r - 1 - step_r) * block.i + i
                     x = load_x(io.x_ptr, x_at + r.to(tl.int64) * view.x_r + t, (r < r_end) & inside, DROP)
                     place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=inside)
                     factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_T)
