@@ -41,32 +41,37 @@ WHOLE_MEMBER = 0.1  # for each member of a team
 WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
 # `ring`. A team of one member exchanges nothing: this fraction of the times of an exchange remains; assumed, not measured.
-DIRECT = 0.5
+DIRECT = 0.2
 
 # `ring`, where several sets share a row. The model for one run uses RING_EXCHANGE and RING_AGAIN, too.
-RING_EXCHANGE = 8.0  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
-RING_BLOCK = 1.25  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
-RING_UNIT, RING_TILE, RING_SET = 3.2, 0.8, 0.1  # to publish and combine moments: for a unit, for each of its tiles and of its sets
-RING_COLUMNS = 0.035  # instead of RING_SET, for each member, if each column is a set; assumed, not measured
+RING_EXCHANGE = 7.4  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
+RING_BLOCK = 0.83  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
+RING_CROWDED = 0.19
+RING_UNEVEN = 1.18
+RING_MERGE = 1.3  # to merge the rows of a tile into moments of its columns
+RING_UNIT, RING_TILE, RING_SET = 1.0, 0.67, 0.2  # to publish and combine moments: for a unit, for each of its tiles and of its sets
+RING_COLUMNS = 0.136  # instead of RING_SET, for each member, if each column is a set; assumed, not measured
 RING_NARROW = 1.1  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
-RING_AGAIN = 0.4  # of RING_BLOCK, for a block that is loaded twice
+RING_AGAIN = 0.78  # of RING_BLOCK, for a block that is loaded twice
 
 # `ring`, where a set is one run (the walk is folded). Fitted to 163 launches, 2026-11-18, except RUN_FROM_L2, RUN_UNALIGNED, RUN_END and
 # RUN_FILL. Those are set by hand. RUN_FROM_L2 is too large: a row of 16777216 takes 57 µs, and the model says 125 µs. So the planner
 # stays with `row_reread`, which takes 52 µs, but whose cost is 76 µs.
-RUN_UNIT = 0.63  # for each unit
-RUN_TILE = 0.4  # for each tile but the first, unless the parameters are in shared memory
+RUN_UNIT = 0.68  # for each unit
+RUN_FIRST = 11.0
+RUN_APPLY = 0.16
+RUN_TILE = 0.0  # for each tile but the first, unless the parameters are in shared memory
 RUN_BLOCK = 0.83  # to load and store 16 KB on every multiprocessor
-RUN_CROWDED = 0.57  # by this fraction RUN_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
-RUN_FROM_L2 = 3.3  # a factor of RUN_BLOCK: each element has parameters of its own, and these do not come from shared memory
-RUN_ANY_BLOCK = 0.06  # for each block, whatever its size
+RUN_CROWDED = 0.48  # by this fraction RUN_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
+RUN_FROM_L2 = 1.8  # a factor of RUN_BLOCK: each element has parameters of its own, and these do not come from shared memory
+RUN_ANY_BLOCK = 0.12  # for each block, whatever its size
 RUN_COMPUTE = 0.8  # to reduce and apply 8192 elements
 RUN_ACTIVATION = 1.3  # a factor of RUN_COMPUTE: an activation
 RUN_UNALIGNED = 1.3  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes. From counts of instructions, not measured
 RUN_END = 0.9  # for 8192 elements of a block with such an end, which needs masks. From counts of instructions, not measured
 RUN_FILL = 1.5  # to load the parameters of another phase
-RUN_COMBINE, RUN_COMBINE_MEMBER = 0.84, 0.003  # to combine the moments of a set, and for each member
-RUN_EXCHANGE = 5.2  # from the arrival of a unit's last block until the unit's first block leaves the ring
+RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set, and for each member
+RUN_EXCHANGE = 1.16  # from the arrival of a unit's last block until the unit's first block leaves the ring
 
 # From modelled times to costs. The model of `ring` for several sets in a row is up to a third too short if a unit has many tiles. Groups
 # of 60 channels have such units (2026-11-18).

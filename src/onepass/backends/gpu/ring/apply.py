@@ -169,7 +169,10 @@ def _centered(x, mean, norm: gl.constexpr):
 
 @jit
 def _store_run(y_ptr, y, number, first, run, total, mode: gl.constexpr):
-    """Store a block of a run. `number` counts the elements of the block, and `first` is the number of its first element."""
+    """Store a block of a run. `number` counts the elements of the block, and `first` is the number of its first element.
+
+    At both ends of a run, a part of a vector may be missing: `combine` stores it.
+    """
     to = y_ptr + first + number
     if mode.ragged:
         if (first >= run.phase) & (first + mode.block_i * mode.block_j <= run.end) & (run.o < total):
@@ -178,10 +181,6 @@ def _store_run(y_ptr, y, number, first, run, total, mode: gl.constexpr):
             vector = first + number // mode.vector * mode.vector  # the first element of each vector
             whole = (vector >= run.phase) & (vector + mode.vector <= run.end) & (run.o < total)
             gl.store(to, y, mask=whole, cache_modifier=".cs")
-            if mode.phases > 1:  # at both ends, a part of a vector
-                part = (vector < run.phase) | (vector + mode.vector > run.end)
-                inside = (first + number >= run.phase) & (first + number < run.end)
-                gl.store(to, y, mask=part & inside & (run.o < total), cache_modifier=".cs")
     else:
         gl.store(to, y, cache_modifier=".cs")
 

@@ -15,7 +15,10 @@ from onepass.backends.gpu.device.groups import Place
 from onepass.backends.gpu.device.moments import DOWN, UP, inverse_deviation, join, merge, store_statistics
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
+from .elements import activated
 from .gluon import barrier, gl, jit
+from .layouts import part_layout
+from .parameters import ELEMENT
 from .reduce import PARTS, elements_of, merge_warps, share_of
 from .runs import run_of, runs_of
 from .stress import late
@@ -105,7 +108,9 @@ def _merge_columns(
 
 
 @jit
-def combine(moments, lines, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def combine(
+    moments, lines, x_ptr, y_ptr, affine, stats, exchange, eps, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
+):
     """Wait for the moments of all members, merge them, and store the statistics of each set.
 
     Send mean, rstd, gain and term of each column through the channel `lines` to `apply`, which
@@ -114,8 +119,7 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
     BLOCK_J: gl.constexpr = mode.block_j
-    # A sum over members stays within a warp. If each column is a set, it stays within a thread.
-    PART: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1] if mode.by_column else [1, 32], [WARPS, 1], [1, 0])
+    PART: gl.constexpr = part_layout(SETS, WARPS, mode.by_column)
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
     part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
@@ -172,6 +176,9 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
                 to = o * view.sets + of
                 there = (of < view.sets) & (set_ < split.span // view.run)
             store_statistics(stats, to, mean, rstd, var, there)
+        if mode.phases > 1:  # noqa: SIM102
+            if work.member == split.members - 1:
+                _apply_ends(x_ptr, y_ptr, affine, mean, rstd, runs, set_, total, view, maps, norm, mode, PART)
         if exchange.parts_ptr is not None:
             # The counter now counts the members that have read `parts`. The last of them resets it to 0.
             late(mode.stress, "combine leave", WARPS)
@@ -179,6 +186,31 @@ def combine(moments, lines, affine, stats, exchange, eps, work, total, view, map
                 late(mode.stress, "combine reset", WARPS)
                 gl.store(exchange.counters_ptr + unit, 0)
         turn += 1  # noqa: SIM113
+
+
+@jit
+def _apply_ends(
+    x_ptr, y_ptr, affine, mean, rstd, runs, set_, total, view, maps, norm: gl.constexpr, mode: gl.constexpr, PART: gl.constexpr
+):
+    """Store y at both ends of a unit's runs, where a run shares 16 bytes with its neighbour. `apply` stores whole vectors only.
+
+    This group has time for it. In `apply`, which sets the pace, such stores cost each run a microsecond.
+    """
+    run = run_of(runs, set_, view, mode)
+    number = gl.expand_dims(gl.arange(0, 2 * mode.vector, gl.SliceLayout(0, PART)), 0)  # the first vector of a run, and its last one
+    at_start = number < mode.vector
+    at = gl.where(at_start, number, run.end // mode.vector * mode.vector + number - mode.vector)
+    inside = gl.where(at_start, (run.phase > 0) & (at >= run.phase), at < run.end) & (set_ < mode.tiles) & (run.o < total)
+    t = at - run.phase
+    if mode.differ != ELEMENT:  # a run has one channel
+        t = at * 0
+    place = Place(o=run.o, r=0, s=0, t=t, i_inside=inside, j_inside=inside)
+    gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_T, AXIS_T)
+    x = gl.load(x_ptr + run.start + at, mask=inside, other=0.0).to(gl.float32)
+    if norm.centered:
+        x = x - mean
+    y = activated(x * (rstd * gain) + term, norm.activation)
+    gl.store(y_ptr + run.start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @jit

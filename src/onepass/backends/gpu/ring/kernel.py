@@ -83,7 +83,7 @@ def ring_forward(
             (apply, (ring, lines, x_ptr, y_ptr, affine, keep(affine, ring, mode), work, total, view, maps, split, norm, mode)),
             (reduce, (ring, moments, x_ptr, work, total, view, split, norm, mode)),
             (publish, (moments, exchange, work, view, split, norm, mode)),
-            (combine, (moments, lines, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
+            (combine, (moments, lines, x_ptr, y_ptr, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
             (_load, (x_desc, ring, work, total, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],

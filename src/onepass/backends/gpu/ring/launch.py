@@ -45,7 +45,9 @@ class RingSplit(NamedTuple):
     columns: Length  # columns (s, t) for each o
     channel_rows: Count  # folded: rows of a channel
     reach: Count  # phased: how many elements the descriptor reaches, from where the last run is read
-    units_of_phase: Count  # folded: units whose runs have the same phase
+    units_of_phase: Count  # folded: units whose runs have the same phase, for each of the first `longer` phases
+    units_of_others: Count  # folded: the same, for each of the other phases
+    longer: Count  # folded: how many phases have one run more than the others
     rounds: Count  # folded: units of a team
 
 
@@ -95,7 +97,9 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def units(self) -> int:
-        return self.units_of_phase * min(self.phases, self.walk.outer) if self.walk.folded else self.walk.outer * self.spans
+        if not self.walk.folded:
+            return self.walk.outer * self.spans
+        return self.longer * self.units_of_phase + (self.phases - self.longer) * self.units_of_others
 
     @property
     def rounds(self) -> int:
@@ -114,8 +118,16 @@ class RingLaunch(SharedSetLaunch):
 
     @property
     def units_of_phase(self) -> int:
-        """How many units of a folded walk have runs of the same phase."""
+        """How many units of a folded walk have runs of the same phase. Phases from `longer` have `units_of_others`."""
         return ceil(ceil(self.walk.outer / self.phases) / self.tiles)
+
+    @property
+    def units_of_others(self) -> int:
+        return ceil(self.walk.outer // self.phases / self.tiles)
+
+    @property
+    def longer(self) -> int:
+        return self.walk.outer % self.phases
 
     @property
     def blocks_of_tile(self) -> int:
@@ -279,7 +291,17 @@ class RingLaunch(SharedSetLaunch):
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
             RingSplit(
-                self.members, self.teams, self.spans, self.span, w.columns, self.channel_rows, self._reach, self.units_of_phase, self.rounds
+                self.members,
+                self.teams,
+                self.spans,
+                self.span,
+                w.columns,
+                self.channel_rows,
+                self._reach,
+                self.units_of_phase,
+                self.units_of_others,
+                self.longer,
+                self.rounds,
             ),
             forward_norm(problem, w),
             self.mode(options.stress),

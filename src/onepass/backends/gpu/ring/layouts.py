@@ -17,6 +17,34 @@ def reduce_layout(columns, size, warps):
 
 
 @constexpr_function
+def rows_at_a_time(columns, size, warps):
+    """Return how many rows a warp has at a time in `reduce_layout`."""
+    return 32 * warps // (columns // min(16 // size, columns // warps))
+
+
+@constexpr_function
+def steps_layout(columns, size, warps):
+    """Return `reduce_layout` for blocks of shape [steps, rows at a time, J]. Sums along the first axis stay within a thread."""
+    each = min(16 // size, columns // warps)
+    wide = columns // each // warps
+    return gl.BlockedLayout([1, 1, each], [1, 32 // wide, wide], [1, 1, warps], [1, 2, 0])
+
+
+@constexpr_function
+def column_layout(rows, columns, warps):
+    """Return the layout of a block in which a thread has several rows of one column. A warp has the columns of `reduce_layout`."""
+    wide = columns // warps
+    return gl.BlockedLayout([rows // (32 // wide), 1], [32 // wide, wide], [1, warps], [1, 0])
+
+
+@constexpr_function
+def part_layout(sets, warps, by_column):
+    """Return the layout of moments, of shape [sets, members], for sums over members, which need a few shuffles or none."""
+    high = 32 if by_column else max(min(sets // warps, 8), 1)
+    return gl.BlockedLayout([1, 1], [high, 32 // high], [warps, 1], [1, 0])
+
+
+@constexpr_function
 def apply_layout(columns, size, warps, halves):
     """Return the layout of a block for storing it: neighbouring threads have neighbouring columns.
 

@@ -51,16 +51,29 @@ def fill(kept, phase, affine, maps, work, view, split, norm: gl.constexpr, mode:
     FLAT: gl.constexpr = flat_layout(mode.block_j, mode.warps) if mode.phases > 1 else LAYOUT
     if mode.phases > 1:  # others may still read the parameters of the phase before
         barrier()
-    for block in range(work.blocks):
-        place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, FLAT)
+    weight, bias = _of_block(0, phase, affine, maps, work, view, split, norm, mode, FLAT)
+    for block in range(work.blocks):  # load those of the next block before these arrive; beyond the last block there are none
+        next_weight, next_bias = _of_block(block + 1, phase, affine, maps, work, view, split, norm, mode, FLAT)
         if affine.weight_ptr is not None:
-            weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.weight.index(block).store(weight.to(kept.weight.dtype))
         if affine.bias_ptr is not None:
-            bias = parameter(affine.bias_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
             kept.bias.index(block).store(bias.to(kept.bias.dtype))
+        weight, bias = next_weight, next_bias
     if mode.phases > 1:
         barrier()
+
+
+@jit
+def _of_block(block, phase, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load weight and bias of this member's block number `block`. What there is not is 0."""
+    place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
+    weight = 0.0
+    bias = 0.0
+    if affine.weight_ptr is not None:
+        weight = parameter(affine.weight_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
+    if affine.bias_ptr is not None:
+        bias = parameter(affine.bias_ptr, maps.param, place, norm.param_axes, AXIS_T, AXIS_T)
+    return weight, bias
 
 
 @jit

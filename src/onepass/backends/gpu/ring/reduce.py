@@ -11,7 +11,7 @@ from onepass.backends.gpu.device.moments import DOWN, UP, join, merge, update
 from .channel import acquire_to_read, acquire_to_write, release_block, release_to_readers
 from .elements import as_float32, beyond_reach
 from .gluon import gl, jit
-from .layouts import apply_layout, lane_layout, lanes_of_row, reduce_layout
+from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, reduce_layout, rows_at_a_time, steps_layout
 from .runs import run_of, runs_of
 from .stress import crowded, late
 
@@ -56,15 +56,50 @@ def _reduce_columns(ring, moments, work, view, split, norm: gl.constexpr, mode: 
                 else:
                     mean, m2 = update(mean, m2, k, x, True, norm.centered)
                 at += 1
-            n = k
-            if mode.ragged:
-                n = gl.where(last + i < view.reps, k, k - 1.0)
-            mean, m2 = merge(mean, m2, n, rows, 0, norm.centered)
+            mean, m2 = _merge_rows(mean, m2, k, view.reps - last, rows, ring.buffer.dtype.primitive_bitwidth // 8, norm, mode)
             _acquire(moments, turn, mode)
             moments.buffer.index(turn % 2 * 2).store(gl.reshape(mean, [mode.block_j]))
             moments.buffer.index(turn % 2 * 2 + 1).store(gl.reshape(m2, [mode.block_j]))
             release_to_readers(moments, turn % 2)
             turn += 1
+
+
+@jit
+def _merge_rows(mean, m2, k, left, rows, SIZE: gl.constexpr, norm: gl.constexpr, mode: gl.constexpr):
+    """Merge the moments of the rows of a block. Return mean and M2 of each column, of shape [1, J]. (14), (15)
+
+    Each lane has k elements, but lanes from row `left` have k - 1. Together they have `rows` elements of a column.
+
+    First each thread merges its own rows. Then the threads of a warp swap values, so that each has several rows of one column. With
+    a plain sum, each column would take five shuffles.
+    """
+    HIGH: gl.constexpr = rows_at_a_time(mode.block_j, SIZE, mode.warps)
+    STEPS: gl.constexpr = mode.block_i // HIGH
+    OWN: gl.constexpr = steps_layout(mode.block_j, SIZE, mode.warps)
+    SWAPPED: gl.constexpr = column_layout(HIGH, mode.block_j, mode.warps)
+    mean = gl.convert_layout(gl.reshape(mean, [STEPS, HIGH, mode.block_j]), OWN)
+    m2 = gl.convert_layout(gl.reshape(m2, [STEPS, HIGH, mode.block_j]), OWN)
+    n = k
+    own = k * STEPS
+    swapped = k * STEPS
+    if mode.ragged:
+        LANE: gl.constexpr = gl.SliceLayout(2, OWN)
+        step = gl.expand_dims(gl.arange(0, STEPS, gl.SliceLayout(1, LANE)), 1)
+        lane = gl.expand_dims(gl.arange(0, HIGH, gl.SliceLayout(0, LANE)), 0)
+        n = gl.expand_dims(gl.where(step * HIGH + lane < left, k, k - 1.0), 2)
+        own = gl.expand_dims(_of_lane(lane, k, left, HIGH, STEPS), 2)
+        swapped = gl.expand_dims(_of_lane(gl.arange(0, HIGH, gl.SliceLayout(1, SWAPPED)), k, left, HIGH, STEPS), 1)
+    mean, m2 = merge(mean, m2, n, gl.maximum(own, 1.0), 0, norm.centered)
+    mean = gl.convert_layout(gl.reshape(mean, [HIGH, mode.block_j]), SWAPPED)
+    m2 = gl.convert_layout(gl.reshape(m2, [HIGH, mode.block_j]), SWAPPED)
+    return merge(mean, m2, swapped, rows, 0, norm.centered)
+
+
+@jit
+def _of_lane(lane, k, left, HIGH: gl.constexpr, STEPS: gl.constexpr):
+    """Return how many elements of a column the rows lane, lane + HIGH, ... of a block have, STEPS rows in all."""
+    more = gl.minimum(gl.maximum((left - lane + HIGH - 1) // HIGH, 0), STEPS)
+    return (k - 1.0) * STEPS + more.to(gl.float32)
 
 
 @jit

@@ -34,7 +34,11 @@ def runs_of(unit, total, view, split, mode: gl.constexpr):
         # The teams take their units in turn. Here each team gets neighbours instead: `rounds` units of one or a few phases.
         number = unit % split.teams * split.rounds + unit // split.teams
         which = number // split.units_of_phase
-        first = which + (number - which * split.units_of_phase) * (mode.tiles * mode.phases)
+        rest = number - split.longer * split.units_of_phase  # the number among the units of the other phases
+        other = rest // gl.maximum(split.units_of_others, 1)
+        index = gl.where(rest < 0, number - which * split.units_of_phase, rest - other * split.units_of_others)
+        which = gl.where(rest < 0, which, split.longer + other)
+        first = which + index * (mode.tiles * mode.phases)
         first = gl.where(which < mode.phases, first, total)  # the last teams may have fewer units: then there is no such run
         phase = which * (view.length % mode.vector) % mode.vector
     return Runs(first=first, phase=phase)

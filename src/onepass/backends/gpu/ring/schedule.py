@@ -31,17 +31,19 @@ WARPS = 8  # warps of the group `reduce`, and of the group `apply` (ring/kernel.
 
 SLOT = 16384  # bytes of the largest blocks
 
-RESERVED = 9216  # bytes of shared memory for barriers, moments and the compiler. The rest is for the ring and for `lines`
+RESERVED = 10240  # bytes of shared memory for barriers, moments and the compiler. The rest is for the ring and for `lines`
 
 # If a unit does not fit into the ring: slots for blocks that are loaded again, and for blocks that are dropped after `reduce`.
 BACK, SPARE = 3, 4
 
 MOST_SETS = 32  # the most sets of several columns in a unit. Only two warps combine their moments: 64 sets take 17 us on an H200
 
+MOST_MASKED = 4096  # the most elements of a block that needs masks. With 8192, `reduce` has too few registers, and takes twice as long
+
 LEAST_USED = 0.75  # the least fraction of the columns of a unit's tiles that belong to the unit
 
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
-SHORTEST = 32769  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+SHORTEST = 16385  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
 MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
 OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
@@ -107,14 +109,17 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
             slots = min((device.shared - RESERVED - lines * 32 * block_j) // slot, 32)
-            if slots < BACK + SPARE + 2:
+            ragged = w.reps % block_i or (w.columns % (tiles * block_j) and sets > 1)
+            if slots < BACK + SPARE + 2 or (ragged and block_i * block_j > MOST_MASKED and (sets > 1 or w.run == 1)):
                 continue
             rows = ceil(w.reps / block_i)  # rows of blocks
             for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
                 spans, fits = ceil(w.columns / (w.run if sets == 1 else tiles * block_j)), tiles * ceil(rows / members) <= slots
+                programs = team_programs(w.outer * spans, members, device)
+                spare = SPARE if w.outer * spans * members > programs else 0  # with one unit for each team, nothing follows
                 yield RingLaunch(
                     walk=w,
-                    programs=team_programs(w.outer * spans, members, device),
+                    programs=programs,
                     warps=WARPS,
                     block_i=block_i,
                     block_j=block_j,
@@ -124,7 +129,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     sets=sets,
                     sets_per_block=_sets_per_block(w, block_j, tiles, sets),
                     slots=slots if fits else slots - BACK,
-                    keep=slots if fits else slots - BACK - SPARE,
+                    keep=slots if fits else slots - BACK - spare,
                     back=0 if fits else BACK,
                     vector=ALIGNMENT // size if aligned else 1,
                 )
@@ -180,12 +185,17 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
             blocks = ceil(rows / members)
             reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters
             slots = min((device.shared - reserved) // (block * size), 32)
-            fits = tiles * blocks <= slots
+            fits, unaligned = tiles * blocks <= slots, bool(all_o.run % w.run)
+            ragged = w.reps % block_i or all_o.outer % tiles
+            if block > MOST_MASKED and (unaligned or (ragged and shared and problem.spec.centered)):
+                continue
             if slots < BACK + SPARE + 2 or (tiles > 1 and not fits) or (kept and not parameters):
                 continue
+            programs = team_programs(ceil(w.outer / tiles), members, device)
+            spare = SPARE if ceil(w.outer / tiles) * members > programs else 0
             yield RingLaunch(
                 walk=w,
-                programs=team_programs(ceil(w.outer / tiles), members, device),
+                programs=programs,
                 warps=WARPS,
                 block_i=block_i,
                 block_j=w.run,
@@ -195,7 +205,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
                 sets=tiles,
                 sets_per_block=2,
                 slots=slots if fits else slots - BACK,
-                keep=slots if fits else slots - BACK - SPARE,
+                keep=slots if fits else slots - BACK - spare,
                 back=0 if fits else BACK,
                 channel_rows=ceil(channel / w.run) if channel > 1 else 0,
                 vector=ALIGNMENT // size,
@@ -228,17 +238,31 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
     block = constants.RING_BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
         block *= constants.RING_NARROW
+    block *= 1 + constants.RING_CROWDED * min(blocks, launch.keep) / launch.slots
     again = max(blocks - launch.keep, 0)
-    spare = max(launch.slots - min(blocks, launch.keep), 1)
+    busy = blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)
     sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
     direct = 1.0 if launch.cooperative else constants.DIRECT
     exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
-    unit_time = (
-        max(blocks * block, exchanged, direct * constants.RING_EXCHANGE * min(blocks, launch.keep) / spare)
-        + again * constants.RING_AGAIN * block
-    )
-    first = blocks * block / 2  # loads of the first unit, which overlap with nothing
-    return constants.LAUNCH + direct * constants.RING_EXCHANGE + first + rounds * unit_time
+    if launch.tiles > 1 and not launch.even:
+        busy *= constants.RING_UNEVEN
+    busy = max(busy, exchanged) + again * constants.RING_AGAIN * block
+    exchange = direct * constants.RING_EXCHANGE
+    return _total(launch, busy, blocks * block / 2, exchange, exchange)
+
+
+def _total(launch: RingLaunch, busy: float, load: float, first: float, exchange: float) -> float:
+    """Return the time of all rounds, if the blocks of a unit take the time `busy`, `load` of it to load them.
+
+    The exchange takes the time `first` in the first round, and then `exchange`. Then it overlaps with the next unit as far as slots of
+    the ring are free: a block holds its slot during the exchange, too.
+    """
+    if launch.rounds == 1:
+        return constants.LAUNCH + busy + first
+    held = min(launch.blocks, launch.keep)
+    limit = exchange * held / max(launch.slots - held, 1)  # the time of a unit if slots are the limit
+    added = min(max(limit - busy, 0.0), exchange)
+    return constants.LAUNCH + launch.rounds * (busy + added) + max(first + load - added, 0.0)
 
 
 def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
@@ -256,14 +280,13 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     if launch.differ == "element" and problem.affine and not launch.kept:
         load *= constants.RUN_FROM_L2
     again = max(blocks - launch.keep, 0)
-    spare = max(launch.slots - min(blocks, launch.keep), 1)
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
     reload = load * (constants.RING_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
     load *= 1 + constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
     direct = 1.0 if launch.cooperative else constants.DIRECT
-    waits = direct * constants.RUN_EXCHANGE * min(blocks, launch.keep) / spare
     combine = launch.tiles * (direct * constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
     tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
-    unit = max(tiles + max(average * load + again * reload, blocks * compute + ends, waits), combine)
+    busy = max(tiles + average * load + again * reload, constants.RUN_APPLY + blocks * compute + ends)
     fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
-    return constants.LAUNCH + direct * constants.RING_EXCHANGE + average * load / 2 + rounds * unit + fills
+    first, exchange = direct * constants.RUN_FIRST, direct * constants.RUN_EXCHANGE
+    return _total(launch, max(busy, combine), average * load / 2, first, exchange) + fills
