@@ -45,12 +45,12 @@ class Shape:
 SHAPES = {
     "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2),
     "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4),
-    "tiles": Shape((48, 320, 16, 16), 32, members=4, slots=6, statistics=True),
+    "tiles": Shape((48, 320, 16, 16), 32, members=8, slots=6, statistics=True),
     "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=4, statistics=True),
     "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
     # In these, each column is a set; the second has parameters for each row. In the third, each unit is a set.
     "columns": Shape((128, 64, 24, 24), 0, members=2, slots=6, op="instance_norm", statistics=True),
-    "rows": Shape((32, 512, 20, 24), 0, members=2, slots=5, op="layer_norm2d", layout="contiguous"),
+    "rows": Shape((32, 512, 20, 24), 0, members=2, slots=9, op="layer_norm2d", layout="contiguous"),
     "one set": Shape((256, 64, 20, 20), 0, members=2, slots=14, op="batch_norm", layout="contiguous", statistics=True),
     # In these, a set is one long run. In the last, runs begin between multiples of 16 bytes, and members keep parameters.
     "runs": Shape((64, 32, 64, 64), 2, members=4, slots=9, tiles=2, layout="contiguous", statistics=True),

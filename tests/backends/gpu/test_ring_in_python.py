@@ -94,8 +94,9 @@ def test_as_planned(case, dtype):
 def test_few_slots(case, dtype):
     """Slots are refilled at once, and some blocks of a unit are read again. A team has one to three programs."""
     problem, launch = _planned(case, dtype)
-    members = min(1 + PROBLEMS.index((case, dtype)) % 3, ceil(launch.walk.reps / launch.block_i))
-    cut = replace(launch, members=members, programs=max(min(4 // members, launch.units), 1) * members, slots=5, keep=2, back=3)
+    number = PROBLEMS.index((case, dtype))
+    members, keep = min(1 + number % 3, ceil(launch.walk.reps / launch.block_i)), (2, 5)[number % 2]
+    cut = replace(launch, members=members, programs=max(min(4 // members, launch.units), 1) * members, slots=5, keep=keep, back=3)
     _check(case, dtype, replace(cut, keep=5, back=0) if cut.blocks <= 5 else cut, problem)
 
 

@@ -13,7 +13,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import SharedSetLaunch, power_of_two
+from .launches import SharedSetLaunch, block_and_remainder, power_of_two
 from .walk import TILE, needs_division, used_fraction, walk
 
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
@@ -34,6 +34,7 @@ def traffic_cost(
     used = max(used_fraction(problem, way) for way in walks)
     if direction != BACKWARD and launches[0].resident:
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
+        used *= _long_row_rate(problem)
     w = walk(problem)
     if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
         used *= constants.ONE_BY_ONE
@@ -43,7 +44,19 @@ def traffic_cost(
     bandwidth = constants.BANDWIDTH
     if TILE not in walks:  # few long rows leave multiprocessors idle
         bandwidth *= min(constants.FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
-    return constants.LAUNCH * sum(launch.needed for launch in launches) + problem.min_bytes(direction) * traffic / bandwidth
+    parameters = parameter_bytes(problem) if direction == FORWARD else 0  # they are read once
+    moved = (problem.min_bytes(direction) - parameters) * traffic + parameters
+    return constants.LAUNCH * sum(launch.needed for launch in launches) + moved / bandwidth
+
+
+def _long_row_rate(problem: NormProblem) -> float:
+    """Return the rate at which one program reads a row that it keeps in registers. It is 1 unless few such programs fit on the GPU."""
+    run = walk(problem).run
+    block, remainder = block_and_remainder(run)
+    rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0
+    if run > 8192 and remainder:
+        rate *= constants.LONG_ROW_IN_TWO
+    return rate if problem.spec.centered and walk(problem).reps == 1 else 1.0
 
 
 def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
@@ -65,9 +78,18 @@ def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, 
     elements = w.total * w.reps * w.run
     over_share = busiest * device.sms / elements
     idle = max(device.sms / launch.programs, 1.0)
-    element = 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())  # bytes
-    parameters = problem.min_bytes(FORWARD) - prod(problem.shape) * element
-    return (elements * element + parameters) / constants.BANDWIDTH * max(over_share / min(idle, constants.FEW_PROGRAMS), 1.0)
+    moved = elements * _element_bytes(problem) + parameter_bytes(problem)
+    return moved / constants.BANDWIDTH * max(over_share / min(idle, constants.FEW_PROGRAMS), 1.0)
+
+
+def _element_bytes(problem: NormProblem) -> int:
+    """Return the bytes of x, y, the residual and the sum, for each element."""
+    return 2 * problem.dtype.itemsize + sum(dtype.itemsize for dtype in problem.addends or ())
+
+
+def parameter_bytes(problem: NormProblem) -> int:
+    """Return the bytes that a forward reads or writes beside x, y, the residual and the sum."""
+    return problem.min_bytes(FORWARD) - prod(problem.shape) * _element_bytes(problem)
 
 
 def copy_rate(width: int) -> float:

@@ -11,13 +11,14 @@ of the whole benchmark suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, lcm, prod
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.launches import fastest, power_of_two, team_programs
+from onepass.backends.gpu.cost import parameter_bytes
+from onepass.backends.gpu.launches import block_and_remainder, fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
@@ -43,7 +44,8 @@ MOST_MASKED = 4096  # the most elements of a block that needs masks. With 8192, 
 LEAST_USED = 0.75  # the least fraction of the columns of a unit's tiles that belong to the unit
 
 # If a set is one run, the walk is folded: the run is read as rows that follow one another.
-SHORTEST = 16385  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+SHORTEST = 8193  # elements of the shortest run that is folded: `row` keeps shorter ones in registers
+ROWS_IN_ONE = 16384  # the same, for runs that `row` loads in vectors, as one block
 FOLDS = 64, 32, 16  # elements of a row: the first that fits. Rows of 128 are slower by a twentieth (H200, 2026-11-14)
 MOST_ROWS = 256  # rows of a block: a descriptor cannot copy more at a time
 OUTERS = 1, 2, 4, 8  # values of o in a unit: one exchange serves them all
@@ -55,8 +57,8 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     w, size = walk(problem), problem.dtype.itemsize
     reasons = []
     if w.reps == 1:
-        if w.run < SHORTEST:
-            return [f"a set is one run of fewer than {SHORTEST} elements, which `row` reads"]
+        if w.run < SHORTEST or (w.run <= ROWS_IN_ONE and not block_and_remainder(w.run)[1] and w.run * size % 8 == 0):
+            return ["a set is one short run, which `row` keeps in registers"]
         folded = _folded(problem, w)
         if folded is None:
             return [f"a set is one run, whose channels cannot be read as rows of {FOLDS[-1]} elements or more"]
@@ -233,32 +235,39 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
     """
     if launch.walk.folded:
         return _folded_time(problem, launch, device)
-    rounds, blocks = ceil(launch.units / launch.teams), launch.blocks
+    blocks = launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = constants.RING_BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
         block *= constants.RING_NARROW
     block *= 1 + constants.RING_CROWDED * min(blocks, launch.keep) / launch.slots
     again = max(blocks - launch.keep, 0)
-    busy = blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)
+    factors = (
+        (constants.RING_UNEVEN, launch.tiles > 1 and not launch.even),
+        (constants.RING_UNPAIRED, not launch.pairs),
+    )
+    applied = (blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)) * _product(factors)
     sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
     direct = 1.0 if launch.cooperative else constants.DIRECT
     exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
-    if launch.tiles > 1 and not launch.even:
-        busy *= constants.RING_UNEVEN
-    busy = max(busy, exchanged) + again * constants.RING_AGAIN * block
+    busy = (max(applied, exchanged) + again * constants.RING_AGAIN * block) * (constants.RING_PARTIAL if again else 1.0)
     exchange = direct * constants.RING_EXCHANGE
     return _total(launch, busy, blocks * block / 2, exchange, exchange)
 
 
-def _total(launch: RingLaunch, busy: float, load: float, first: float, exchange: float) -> float:
-    """Return the time of all rounds, if the blocks of a unit take the time `busy`, `load` of it to load them.
+def _product(factors: Iterable[tuple[float, bool]]) -> float:
+    """Return the product of those factors whose condition holds."""
+    return prod(factor for factor, holds in factors if holds)
 
-    The exchange takes the time `first` in the first round, and then `exchange`. Then it overlaps with the next unit as far as slots of
-    the ring are free: a block holds its slot during the exchange, too.
+
+def _total(launch: RingLaunch, busy: float, load: float, first: float, exchange: float) -> float:
+    """Return the time of all rounds. The blocks of a unit take the time `busy`, and `load` of it to load them.
+
+    An exchange takes the time `exchange`, and overlaps with the next unit as far as slots of the ring are free: a block holds its slot
+    during the exchange, too. The first exchange adds the time `first`, because nothing overlaps with it.
     """
     if launch.rounds == 1:
-        return constants.LAUNCH + busy + first
+        return constants.LAUNCH + busy + constants.RING_EXCHANGE * (1.0 if launch.cooperative else constants.DIRECT)
     held = min(launch.blocks, launch.keep)
     limit = exchange * held / max(launch.slots - held, 1)  # the time of a unit if slots are the limit
     added = min(max(limit - busy, 0.0), exchange)
@@ -267,26 +276,25 @@ def _total(launch: RingLaunch, busy: float, load: float, first: float, exchange:
 
 def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> float:
     """Return the modelled time of a folded launch: the memory limits all members together, arithmetic the busiest one."""
-    rounds, blocks, elements = ceil(launch.units / launch.teams), launch.blocks, launch.block_i * launch.block_j
+    rounds, blocks, elements = launch.rounds, launch.blocks, launch.block_i * launch.block_j
+    own = launch.differ == "element" and problem.affine and not launch.kept  # each element loads parameters of its own
     factors = (
         (constants.RUN_ACTIVATION, problem.spec.activation != ""),
         (constants.RUN_UNALIGNED, launch.phases > 1),
+        (constants.RUN_ONE_BY_ONE, launch.phases > 1 and own),
     )
-    compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * prod(factor for factor, holds in factors if holds)
-    # If runs begin between multiples of 16 bytes, the first and the last block of a run need masks. One member may have both.
-    both = (ceil(launch.walk.reps / launch.block_i) - 1) % launch.members == 0
-    ends = launch.tiles * (1 + both) * constants.RUN_END * elements / 8192 if launch.phases > 1 else 0.0
+    compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * _product(factors)
     load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
-    if launch.differ == "element" and problem.affine and not launch.kept:
-        load *= constants.RUN_FROM_L2
+    if own:
+        load *= constants.RUN_FROM_L2 if rounds > 1 else constants.RUN_FROM_L2_ONCE
     again = max(blocks - launch.keep, 0)
     average = launch.tiles * launch.walk.reps / launch.block_i / launch.members  # blocks of a member
-    reload = load * (constants.RING_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
-    load *= 1 + constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
+    reload = load * (constants.RUN_AGAIN if rounds > 1 else 1.0)  # with several rounds, the L2 cache and the next unit hide a part of it
     direct = 1.0 if launch.cooperative else constants.DIRECT
+    load *= 1 + direct * constants.RUN_CROWDED * min(blocks, launch.keep) / launch.slots
     combine = launch.tiles * (direct * constants.RUN_COMBINE + constants.RUN_COMBINE_MEMBER * launch.members)
-    tiles = constants.RUN_UNIT + (0 if launch.kept else constants.RUN_TILE) * (launch.tiles - 1)
-    busy = max(tiles + average * load + again * reload, constants.RUN_APPLY + blocks * compute + ends)
-    fills = constants.RUN_FILL * min(launch.phases, rounds) if launch.kept and launch.phases > 1 else 0.0
-    first, exchange = direct * constants.RUN_FIRST, direct * constants.RUN_EXCHANGE
-    return _total(launch, max(busy, combine), average * load / 2, first, exchange) + fills
+    busy = max(constants.RUN_UNIT + average * load + again * reload, constants.RUN_APPLY + blocks * compute)
+    first = constants.RUN_FIRST if launch.cooperative else constants.RUN_FIRST_DIRECT
+    exchange = direct * constants.RUN_EXCHANGE
+    parameters = constants.RUN_PARAMETERS * parameter_bytes(problem)
+    return _total(launch, max(busy, combine), average * load / 2, first, exchange) + parameters
