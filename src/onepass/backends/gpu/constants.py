@@ -51,14 +51,15 @@ DIRECT = 0.3  # a team of one member exchanges nothing: this fraction of the tim
 # `ring`, where several sets share a row.
 RING_EXCHANGE = 7.7  # from the arrival of a unit's last block in shared memory until the unit's first block leaves it
 RING_BLOCK = 0.8  # to load, reduce, apply and store one block of 16 KB on every multiprocessor
-RING_CROWDED = 0.17  # by this fraction RING_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
-RING_UNEVEN = 1.12  # a factor: several tiles, and members have different numbers of blocks, so that each block takes a division
+RING_CROWDED = 0.12  # by this fraction RING_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
+RING_UNEVEN = 1.11  # a factor: several tiles, and members have different numbers of blocks, so that each block takes a division
 RING_UNPAIRED = 1.03  # a factor: `apply` takes one block at a time, not two
-RING_MERGE = 1.23  # to merge the rows of a tile into moments of its columns
-RING_UNIT, RING_TILE, RING_SET = 0.75, 0.69, 0.155  # to publish and combine moments: for a unit, for each of its tiles and of its sets
-RING_COLUMNS = 0.127  # instead of RING_SET, for each member, if each column is a set
-RING_NARROW = 1.16  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
-RING_AGAIN = 0.25  # of RING_BLOCK, for a block that is loaded twice
+RING_TALL, RING_FLAT = 1.02, 1.04  # factors: blocks of more than 64 rows, and of fewer
+RING_MERGE = 1.13  # to merge the rows of a tile into moments of its columns
+RING_UNIT, RING_TILE, RING_SET = 0.23, 1.24, 0.186  # to publish and combine moments: for a unit, for each of its tiles and of its sets
+RING_COLUMNS = 0.129  # instead of RING_SET, for each member, if each column is a set
+RING_NARROW, RING_NARROW_TEAM = 1.01, 1.25  # factors of RING_BLOCK: blocks less than 256 bytes wide, with several teams and with one
+RING_AGAIN = 0.18  # of RING_BLOCK, for a block that is loaded twice
 RING_PARTIAL = 1.5  # a factor: some blocks of a unit are loaded twice
 
 # `ring`, where a set is one run (the walk is folded).
@@ -78,6 +79,6 @@ RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set
 RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
-# From modelled times to costs. The model of `ring` for several sets in a row is up to a third too short if a unit has many tiles. Groups
-# of 60 channels have such units (2026-11-18).
+# From modelled times to costs, which are about 1.2 of the times that are measured.
 RING_SCALE, RUN_SCALE = 1.2, 1.185
+RING_SCALE_OTHERS = 1.4  # several sets share several tiles, or some blocks are loaded twice: there the model is too short

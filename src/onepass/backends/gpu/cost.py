@@ -36,6 +36,8 @@ def traffic_cost(
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
         used *= _long_row_rate(problem)
     w = walk(problem)
+    if direction != BACKWARD and TILE in walks and not launches[0].resident:
+        used *= min(w.reps / launches[0].block_i, 1.0)  # few rows leave a part of each block empty
     if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
         used *= constants.ONE_BY_ONE
     traffic = (tensors * reads + 1) / (tensors + 1) / used

@@ -93,7 +93,14 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return (constants.RUN_SCALE if launch.walk.folded else constants.RING_SCALE) * modelled_time(problem, launch, device)
+    return _scale(launch) * modelled_time(problem, launch, device)
+
+
+def _scale(launch: RingLaunch) -> float:
+    """Return the factor from modelled times to costs."""
+    if launch.walk.folded:
+        return constants.RUN_SCALE
+    return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
@@ -238,13 +245,15 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
     blocks = launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = constants.RING_BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
-    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
-        block *= constants.RING_NARROW
+    if launch.block_j * problem.dtype.itemsize < 256:
+        block *= constants.RING_NARROW_TEAM if launch.teams == 1 else constants.RING_NARROW
     block *= 1 + constants.RING_CROWDED * min(blocks, launch.keep) / launch.slots
     again = max(blocks - launch.keep, 0)
     factors = (
         (constants.RING_UNEVEN, launch.tiles > 1 and not launch.even),
         (constants.RING_UNPAIRED, not launch.pairs),
+        (constants.RING_TALL, launch.block_i > 64 and not launch.by_row),
+        (constants.RING_FLAT, launch.block_i < 64),
     )
     applied = (blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)) * _product(factors)
     sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
