@@ -75,7 +75,7 @@ MODELS = {
         ring,
         (
             *("RING_EXCHANGE", "RING_BLOCK", "RING_CROWDED", "RING_UNEVEN", "RING_UNPAIRED", "RING_MERGE", "RING_UNIT", "RING_TILE"),
-            *("RING_SET", "RING_COLUMNS", "RING_NARROW", "RING_NARROW_TEAM", "RING_TALL", "RING_FLAT", "RING_AGAIN"),
+            *("RING_SET", "RING_COLUMNS", "RING_NARROW", "RING_TALL", "RING_FLAT", "RING_AGAIN"),
         ),
     ),
     "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),

@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from onepass.backends.family import FORWARD
 from onepass.backends.gpu.ring.launch import RingLaunch
+from onepass.backends.gpu.ring.schedule import candidates, modelled_time
+from onepass.backends.gpu.walk import walk
 from onepass.bench.suite import Row, problem_of
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
-from onepass.planning.choose import plan
-from onepass.planning.options import Options
 from onepass.verify.cases import Case
 
 
@@ -33,6 +32,7 @@ class Shape:
     programs: int = 32
     layout: str = "channels_last"
     tiles: int = 0  # tiles of a unit; 0: as the planner chooses
+    block_i: int = 0  # rows of a block; 0: as the planner chooses
     op: str = "layer_norm"  # the norm, if there are no groups
 
     @property
@@ -43,8 +43,8 @@ class Shape:
 
 
 SHAPES = {
-    "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2),
-    "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4),
+    "one block": Shape((256, 64, 16, 16), 8, members=2, slots=2, block_i=128),
+    "two at once": Shape((64, 128, 32, 32), 32, members=2, slots=4, block_i=128),
     "tiles": Shape((48, 320, 16, 16), 32, members=8, slots=6, statistics=True),
     "ragged": Shape((64, 96, 13, 17), 32, members=2, slots=4, statistics=True),
     "again": Shape((32, 64, 64, 64), 8, members=2, slots=6, keep=2, back=3),
@@ -61,9 +61,8 @@ SHAPES = {
 
 def planned(shape: Shape, device: Device) -> tuple[NormProblem, tuple[RingLaunch, ...]]:
     problem = problem_of(Row(shape.case, torch.float16))
-    chosen = plan(problem, device, FORWARD, Options("ring"))
-    (launch,) = chosen.launches
-    assert isinstance(launch, RingLaunch)
+    launches = sorted(candidates(problem, walk(problem), device), key=lambda launch: modelled_time(problem, launch, device))
+    launch = next(launch for launch in launches if shape.block_i in (0, launch.block_i))
     keep = shape.keep or shape.slots
     cut = replace(launch, members=shape.members, programs=shape.programs, slots=shape.slots, keep=keep, back=shape.back)
     cut = replace(cut, tiles=shape.tiles, sets=shape.tiles) if shape.tiles else cut

@@ -58,7 +58,7 @@ RING_TALL, RING_FLAT = 1.02, 1.04  # factors: blocks of more than 64 rows, and o
 RING_MERGE = 1.13  # to merge the rows of a tile into moments of its columns
 RING_UNIT, RING_TILE, RING_SET = 0.23, 1.24, 0.186  # to publish and combine moments: for a unit, for each of its tiles and of its sets
 RING_COLUMNS = 0.129  # instead of RING_SET, for each member, if each column is a set
-RING_NARROW, RING_NARROW_TEAM = 1.01, 1.25  # factors of RING_BLOCK: blocks less than 256 bytes wide, with several teams and with one
+RING_NARROW = 1.25  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
 RING_AGAIN = 0.18  # of RING_BLOCK, for a block that is loaded twice
 RING_PARTIAL = 1.5  # a factor: some blocks of a unit are loaded twice
 

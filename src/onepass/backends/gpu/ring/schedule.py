@@ -245,8 +245,8 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
     blocks = launch.blocks
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / SLOT
     block = constants.RING_BLOCK * size * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
-    if launch.block_j * problem.dtype.itemsize < 256:
-        block *= constants.RING_NARROW_TEAM if launch.teams == 1 else constants.RING_NARROW
+    if launch.block_j * problem.dtype.itemsize < 256 and launch.teams == 1:
+        block *= constants.RING_NARROW
     block *= 1 + constants.RING_CROWDED * min(blocks, launch.keep) / launch.slots
     again = max(blocks - launch.keep, 0)
     factors = (
