@@ -19,7 +19,7 @@ CLOSE = 2.0**-5  # the largest difference between the results of two launches, f
 def launch_times(row: Row, choices: Sequence[Launches], names: Sequence[str]) -> tuple[float, list[float]]:
     """Return the microseconds of a copy of x, and of a forward by each choice of launches.
 
-    All run in turn. Raise RuntimeError if the result of one differs from that of the first.
+    The choices run in turn. Raise RuntimeError if the result of a choice differs from the result of the first.
     """
     from onepass.backends.gpu import forward
 

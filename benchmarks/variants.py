@@ -35,7 +35,7 @@ from .precompile import build, finish, new_pool
 
 HALF, BFLOAT = torch.float16, torch.bfloat16
 NEAR = 1.3  # families are tried whose cost is at most this many times the least
-SHOWN = 4  # launches in the table for each row, beside the planner's
+SHOWN = 4  # how many launches the table has for each row, in addition to the planner's
 
 
 def _rows() -> Iterator[Row]:

@@ -6,8 +6,8 @@ teams, whose members share a unit of work, one or more sets. Only the order of t
 factor. They are about 1.2 of the times that are measured on an H200.
 
 Unless a comment says otherwise, the constants are from an H200, 2026-11-15 and 2026-11-16. `python -m benchmarks.fit` measures launches
-of `ring` and `whole_set`, on this GPU or another, and fits RUN_* and WHOLE_* to them. The others stay, so compare their costs with
-measured times, too: `python -m benchmarks.sweep` measures all families.
+of `ring` and `whole_set`, on this GPU or another, and fits most of RING_*, RUN_* and WHOLE_* to them. The others stay, so compare their
+costs with measured times, too: `python -m benchmarks.sweep` measures all families.
 """
 
 # All families.
@@ -44,8 +44,9 @@ WHOLE_OWN = 0.04  # added to that, if the elements of a vector have parameters o
 WHOLE_MEMBER = 0.1  # for each member of a team
 WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
 
-# `ring`. Times are fitted to 659 launches, 2026-11-18, with three exceptions: DIRECT, RING_PARTIAL and RUN_FROM_L2 are set by hand,
-# so that the choice between families is right for the problems of benchmarks/sweep.py.
+# `ring`. Most are close to what `python -m benchmarks.fit results/launches-h200.jsonl` finds for 659 launches (2026-11-18). Set by hand, to
+# choose better launches and families: DIRECT, RING_UNPAIRED, RING_TALL, RING_FLAT, RING_PARTIAL, RUN_AGAIN, RUN_FROM_L2, RUN_FROM_L2_ONCE,
+# RUN_PARAMETERS, RUN_FIRST_DIRECT and the scales.
 DIRECT = 0.3  # a team of one member exchanges nothing: this fraction of the times of an exchange remains
 
 # `ring`, where several sets share a row.

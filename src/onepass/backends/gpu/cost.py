@@ -90,7 +90,7 @@ def _element_bytes(problem: NormProblem) -> int:
 
 
 def parameter_bytes(problem: NormProblem) -> int:
-    """Return the bytes that a forward reads or writes beside x, y, the residual and the sum."""
+    """Return the bytes of weight, bias, scale, shift and statistics: all that a forward moves, without x, y, the residual and the sum."""
     return problem.min_bytes(FORWARD) - prod(problem.shape) * _element_bytes(problem)
 
 

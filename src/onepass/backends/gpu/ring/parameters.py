@@ -65,7 +65,7 @@ def fill(kept, phase, affine, maps, work, view, split, norm: gl.constexpr, mode:
 
 @jit
 def _of_block(block, phase, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, LAYOUT: gl.constexpr):
-    """Load weight and bias of this member's block number `block`. What there is not is 0."""
+    """Load weight and bias of this member's block number `block`. If a norm has no weight or no bias, return 0 for it."""
     place = _place(0, phase, (work.member + block * split.members) * mode.block_i, view, split, mode, LAYOUT)
     weight = 0.0
     bias = 0.0
