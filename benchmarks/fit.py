@@ -78,7 +78,13 @@ MODELS = {
             *("RING_SET", "RING_COLUMNS", "RING_NARROW", "RING_TALL", "RING_FLAT", "RING_AGAIN"),
         ),
     ),
-    "whole_set": Model(whole_set, ("WHOLE_LAUNCH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_MEMBER", "WHOLE_ALONE")),
+    "whole_set": Model(
+        whole_set,
+        (
+            *("WHOLE_LAUNCH", "WHOLE_BANDWIDTH", "WHOLE_ELEMENT", "WHOLE_OWN", "WHOLE_ACTIVATION", "WHOLE_CENTERED", "WHOLE_MASKED"),
+            *("WHOLE_EXCHANGE", "WHOLE_MEMBER", "WHOLE_MEMBER_APART", "WHOLE_STALL", "WHOLE_REFILL"),
+        ),
+    ),
 }
 
 
@@ -143,9 +149,17 @@ PROBLEMS = {
         *(Row(Case("layer_norm2d", shape), HALF) for shape in ((16, 384, 56, 56), (5, 96, 200, 200))),
     ),
     "whole_set": (
-        *(_rows(37, 50240), _rows(64, 20000), _rows(300, 24576), _rows(3, 1000000), _rows(7, 32768, function="rms_norm")),
+        *(_rows(37, 50240), _rows(64, 20000), _rows(300, 24576), _rows(20, 100000), _rows(7, 32768, function="rms_norm")),
         *(_images(1, 2560, 24, 24), _images(2, 1920, 32, 32), _images(16, 1920, 16, 16), _images(3, 960, 48, 48), _images(4, 640, 32, 32)),
         *(_images(8, 320, 64, 64), _images(1, 1280, 32, 32), _images(2, 960, 64, 64, dtype=BFLOAT)),
+        *(_rows(3000, 5120), _rows(9000, 6144), _rows(500, 7168, dtype=FULL), _rows(20000, 8192), _rows(3000, 9216), _rows(1500, 12288)),
+        *(_rows(3000, 5120, function="rms_norm"), _rows(6000, 10240, function="rms_norm"), _rows(400, 6144), _rows(700, 12288)),
+        *(_rows(2000, 16000), _rows(8000, 4608, dtype=HALF)),
+        *(_channels_last(2, channels, 32, 32) for channels in (640, 1280, 1920)),
+        *(_channels_last(8, 1280, 16, 16), _channels_last(16, 1280, 16, 16), _channels_last(4, 2560, 8, 8), _channels_last(2, 640, 64, 64)),
+        *(_channels_last(12, 60, 18, 18, groups=3), _channels_last(1, 1920, 32, 32), _channels_last(12, 1920, 17, 17)),
+        *(Row(Case("batch_norm", (64, 1024, 14, 14)), FULL), Row(Case("batch_norm", (32, 280, 21, 20)), FULL)),
+        *(_rows(126, 32000, dtype=FULL), _rows(512, 8192, function="rms_norm"), _images(8, 640, 16, 16)),
     ),
 }
 

@@ -44,6 +44,7 @@ from .sweep_problems import Problem, draw
 
 SIZES = {"above 16 MB": (2**24, math.inf), "1 to 16 MB": (2**20, 2**24), "below 1 MB": (0, 2**20)}  # bytes of x
 LEAST_FRACTION, LARGEST_REGRET = 0.30, 1.20  # problems beyond these are listed
+PEERS = ("torch", "torch.compile")
 NOT_KERNELS = ("reference", "blockwise")  # families of torch operations: never close to the fastest
 NAME_WIDTH = 60
 
@@ -152,33 +153,35 @@ def _us(seconds: float) -> float:
 def summary(records: Sequence[Record]) -> str:
     """Return the report: geometric means and quantiles by size, and the problems beyond the limits."""
     good = [r for r in records if "error" not in r]
-    lines = [["", "problems", "fraction", "worst 5 %", "regret ≤ 1.05", "worst regret", "slower than torch"]]
+    lines = [["", "problems", "fraction", "worst 5 %", "regret ≤ 1.05", "worst regret", "slower than torch", "than torch.compile"]]
     for title, (low, high) in SIZES.items():
         lines += [_line(title, [r for r in good if low <= r["bytes"] < high])]
     for kind in dict.fromkeys(r["kind"] for r in good):
         lines += [_line(kind, [r for r in good if r["kind"] == kind])]
     listed = [(f"fraction {r['fraction']:.2f}", r) for r in good if r["fraction"] < LEAST_FRACTION and r["bytes"] >= 2**20]
     listed += [(f"regret {r['regret']:.2f}", r) for r in good if r["regret"] > LARGEST_REGRET]
-    listed += [(f"torch {r['us'][OURS][0] / r['us']['torch'][0]:.2f} times as fast", r) for r in good if _loses(r)]
+    for peer in PEERS:
+        listed += [(f"{peer} {r['us'][OURS][0] / r['us'][peer][0]:.2f} times as fast", r) for r in good if _loses(r, peer)]
     listed += [(r["error"], r) for r in records if "error" in r]
     return "\n".join([table(lines), *(f"{r['row'][:NAME_WIDTH]:{NAME_WIDTH}} {r.get('chosen', ''):12} {why}" for why, r in listed)])
 
 
 def _line(title: str, rows: Sequence[Record]) -> list[str]:
     if not rows:
-        return [title, "0", *["–"] * 5]
+        return [title, "0", *["–"] * 6]
     fractions = sorted(r["fraction"] for r in rows)
     low = sum(r["regret"] <= 1.05 for r in rows) / len(rows)
     return [
         *(title, str(len(rows)), f"{statistics.geometric_mean(fractions):.2f}", f"{fractions[len(rows) // 20]:.2f}"),
-        *(f"{low:.0%}", f"{max(r['regret'] for r in rows):.2f}", str(sum(map(_loses, rows)))),
+        *(f"{low:.0%}", f"{max(r['regret'] for r in rows):.2f}"),
+        *(f"{sum(_loses(r, peer) for r in rows)} of {sum(peer in r['us'] for r in rows)}" for peer in PEERS),
     ]
 
 
-def _loses(found: Record) -> bool:
-    """Return whether torch is faster, by more than the spread of both times."""
+def _loses(found: Record, peer: str) -> bool:
+    """Return whether a peer is faster, by more than the spread of both times."""
     times = found["us"]
-    return "torch" in times and times[OURS][1] > times["torch"][2]
+    return peer in times and times[OURS][1] > times[peer][2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -169,7 +169,7 @@ PLAIN = Device("cuda", "some GPU", 60, 32, 49152, True, False, "")
         (_bind(norms.group_norm(32), (2, 320, 4, 4), "channels_last", torch.float16), "whole_set", "tile"),
         (_bind(norms.instance_norm(), (8, 64, 14, 14), "channels_last", torch.float16), "tile", "tile"),
         (_bind(norms.instance_norm(), (8, 64, 56, 56)), "row", "row"),
-        (_bind(norms.batch_norm(), (64, 64, 56, 56)), "row_reread", "row_reread"),
+        (_bind(norms.batch_norm(), (64, 64, 56, 56)), ("ring", "row_reread"), "row_reread"),
         (_bind(norms.batch_norm(), (64, 64, 56, 56), "channels_last"), "tile_reread", "tile_reread"),
         (_bind(norms.batch_norm(), (64, 64, 56, 56), given=True), "apply", "apply"),
         (_bind(norms.layer_norm2d(), (8, 96, 56, 56)), "tile", "tile"),

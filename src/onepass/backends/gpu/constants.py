@@ -12,6 +12,8 @@ costs with measured times, too: `python -m benchmarks.sweep` measures all famili
 
 # All families.
 LAUNCH = 3.0  # for a launch
+START = 4.5  # before the first load arrives and after the last store; in the model of `whole_set`, WHOLE_LAUNCH includes it
+SPEED = {"row_reread": 0.96, "tile": 1.14, "tile_reread": 1.12, "team": 0.8}  # of BANDWIDTH in a forward, if it is not 1
 BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 ONE_BY_ONE = 0.37  # the speed of long rows whose elements are loaded one by one, because they are no multiple of 8 bytes (2026-11-18)
@@ -20,29 +22,45 @@ ONE_BY_ONE = 0.37  # the speed of long rows whose elements are loaded one by one
 # than 8192, in two blocks.
 LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.72
 
+REREAD_ACTIVATION = 0.83  # `row_reread`: the speed with an activation (2026-11-18)
+REREAD_AT_ONCE = 0.82  # `row_reread`: the speed of one launch, whose programs wait between reducing and applying a set
+NARROW_TILE = 0.55  # `tile_reread`: the speed of rows with less than 16 bytes, which a thread cannot load together (2026-11-18)
+
+# `row_reread` and `tile_reread`: the time of a read from the L2 cache, as a fraction of a read from memory; the fraction of the cache that
+# can hold x, because y passes through it too; and the time to store and combine a number of partial moments.
+FROM_L2, SHARE_OF_L2, PART = 0.5, 0.4, 5e-5
+
 # Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks gain little: 256 bytes reach 4.00 TB/s.
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 
-# `team` and `whole_set`. BARRIER is the wait until all members of a team have stored their moments: `whole_set` takes 1.8 µs longer for
-# 2x1280x32x32, where teams of four wait and merge, than for 8x1280x16x16, where no team is needed.
-BARRIER = 2.0
+# `team`.
+BARRIER = 2.0  # the wait until all members of a team have stored their moments
 MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moments that one member has of one set
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
-
-# `team`.
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 TEAM_SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
-# better. With it the choice was right for 32 of 34 shapes.
-TEAM_REREAD = 2.0
+# better.
+TEAM_REREAD = 1.3
 
-# `whole_set`.
-WHOLE_LAUNCH = 0.7  # for a launch. `tile` has LAUNCH: for 2x1280x8x8 it takes 7.6 µs, and this family 5.7 µs
-WHOLE_ELEMENT = 0.02  # for each element of a thread
-WHOLE_OWN = 0.04  # added to that, if the elements of a vector have parameters of their own. From 64 rows of 20000 (2026-11-18)
-WHOLE_MEMBER = 0.1  # for each member of a team
-WHOLE_ALONE = 1.2  # if a multiprocessor has one program, and idles while that waits for its team. From teams of 2 and 4 on 2x1280x32x32
+# `whole_set`. Most are close to what the script finds for 444 launches (2026-11-18). Set by hand, to choose better launches and families:
+# WHOLE_CENTERED, WHOLE_ADDED, WHOLE_CROWDED, WHOLE_THREADS, WHOLE_FEW, WHOLE_ALONE, WHOLE_STALL and WHOLE_SCALE.
+WHOLE_LAUNCH = 5.1  # for a launch, with the first load and the last store
+WHOLE_BANDWIDTH = 4.1e6  # bytes per microsecond
+WHOLE_FEW = 1.5  # instead of FEW_PROGRAMS: a program has many loads under way
+WHOLE_ELEMENT, WHOLE_OWN, WHOLE_ACTIVATION = 0.021, 0.02, 0.02  # for each element of a thread; added: own parameters, an activation
+WHOLE_CENTERED = 1.21  # a factor of the traffic: sums of x first, then of squares, and each element loads parameters of its own
+WHOLE_MASKED = 1.09  # another one: threads have different numbers of vectors
+WHOLE_ADDED = 1.4  # another one: a residual
+WHOLE_CROWDED = 1.25  # another one: each element loads parameters of its own, and the elements fill half of the registers
+WHOLE_THREADS = 1.12  # another one, for means in 256 threads; twice for 512
+WHOLE_EXCHANGE = 1.8  # teams: to exchange moments
+WHOLE_MEMBER, WHOLE_MEMBER_APART = 0.03, 0.14  # added for each member; and if the moments of a set's members do not lie side by side
+WHOLE_ALONE = 1.0  # teams: a multiprocessor has one program, and idles while that waits for its team
+WHOLE_STALL = 3.5  # teams: the wait for the loads of the next set
+WHOLE_REFILL = 0.72  # no teams: the same wait, if one program fits on a multiprocessor
+WHOLE_SCALE = 1.2  # from modelled times to costs
 
 # `ring`. Most are close to what `python -m benchmarks.fit results/launches-h200.jsonl` finds for 659 launches (2026-11-18). Set by hand, to
 # choose better launches and families: DIRECT, RING_UNPAIRED, RING_TALL, RING_FLAT, RING_PARTIAL, RUN_AGAIN, RUN_FROM_L2, RUN_FROM_L2_ONCE,
@@ -68,8 +86,8 @@ RUN_UNIT = 0.63  # for the memory: for each unit
 RUN_BLOCK = 0.83  # for the memory: to load and store 16 KB on every multiprocessor
 RUN_CROWDED = 0.52  # by this fraction RUN_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
 RUN_AGAIN = 0.84  # of RUN_BLOCK, for a block that is loaded twice, if teams have several units: the L2 cache hides a part of it
-RUN_FROM_L2, RUN_FROM_L2_ONCE = 1.3, 1.2  # factors of RUN_BLOCK: elements have parameters of their own, from the L2 cache; for one unit
-RUN_PARAMETERS = 0.25e-6  # to read a byte of parameters from memory, once
+RUN_FROM_L2, RUN_FROM_L2_ONCE = 1.3, 1.4  # factors of RUN_BLOCK: elements have parameters of their own, from the L2 cache; for one unit
+RUN_PARAMETERS = 0.5e-6  # to read a byte of parameters from memory, once
 RUN_APPLY = 0.2  # for arithmetic: for each unit
 RUN_ANY_BLOCK = 0.13  # for arithmetic: for each block, whatever its size
 RUN_COMPUTE = 0.8  # for arithmetic: to reduce and apply 8192 elements
@@ -80,6 +98,8 @@ RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set
 RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
-# From modelled times to costs, which are about 1.2 of the times that are measured.
-RING_SCALE, RUN_SCALE = 1.2, 1.185
+# From modelled times to costs.
+RING_START = 8.3  # for each launch
+RING_SCALE, RUN_SCALE = 0.87, 0.91
+RING_SCALE_COLUMNS = 1.02  # each column is one set, as in a BatchNorm
 RING_SCALE_OTHERS = 1.4  # several sets share several tiles, or some blocks are loaded twice: there the model is too short

@@ -5,22 +5,29 @@ constants.py has the measured constants. All times are in microseconds.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
-from math import ceil, prod
+from math import ceil, prod, sqrt
 
 from onepass.backends.family import BACKWARD, FORWARD, Direction, Launches
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import SharedSetLaunch, block_and_remainder, power_of_two
+from .launches import SharedSetLaunch, block_and_remainder
 from .walk import TILE, needs_division, used_fraction, walk
 
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
 
 def traffic_cost(
-    problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool, launches: Launches, walks: tuple[str, ...]
+    family: str,
+    problem: NormProblem,
+    device: Device,
+    direction: Direction,
+    batch_invariant: bool,
+    launches: Launches,
+    walks: tuple[str, ...],
 ) -> float:
     """Return the modelled time of the launches, in microseconds, from the bytes that they move.
 
@@ -30,25 +37,35 @@ def traffic_cost(
     if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
     tensors = 2 if direction == BACKWARD else 1
-    reads = sum(launch.reads for launch in launches)
+    reads: float = sum(launch.reads for launch in launches)
+    if direction != BACKWARD and reads > 1 and not batch_invariant:  # the L2 cache may still hold a part of x
+        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * problem.dtype.itemsize), 1.0)
+        reads -= (reads - 1) * in_cache * (1.0 - constants.FROM_L2)
     used = max(used_fraction(problem, way) for way in walks)
     if direction != BACKWARD and launches[0].resident:
         used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
         used *= _long_row_rate(problem)
     w = walk(problem)
-    if direction != BACKWARD and TILE in walks and not launches[0].resident:
+    if direction != BACKWARD and TILE in walks and not launches[0].resident and launches[0].name == "tile":
         used *= min(w.reps / launches[0].block_i, 1.0)  # few rows leave a part of each block empty
+        used *= sqrt(w.columns / launches[0].block_j / ceil(w.columns / launches[0].block_j))  # so do few columns, but these cost less
+        if w.columns * problem.dtype.itemsize < 16:
+            used *= constants.NARROW_TILE
+    if family == "row_reread" and direction != BACKWARD:
+        used *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
+        used *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
     if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
         used *= constants.ONE_BY_ONE
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return traffic / 1e3
-    bandwidth = constants.BANDWIDTH
-    if TILE not in walks:  # few long rows leave multiprocessors idle
+    bandwidth = constants.BANDWIDTH * (1.0 if direction == BACKWARD else constants.SPEED.get(family, 1.0))
+    if TILE not in walks or (direction != BACKWARD and launches[0].resident):  # few programs leave multiprocessors idle
         bandwidth *= min(constants.FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters = parameter_bytes(problem) if direction == FORWARD else 0  # they are read once
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters
-    return constants.LAUNCH * sum(launch.needed for launch in launches) + moved / bandwidth
+    parts = 0 if direction == BACKWARD else sum(launch.partial_moments for launch in launches)
+    return constants.START + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
 def _long_row_rate(problem: NormProblem) -> float:
@@ -61,27 +78,20 @@ def _long_row_rate(problem: NormProblem) -> float:
     return rate if problem.spec.centered and walk(problem).reps == 1 else 1.0
 
 
-def round_time(launch: SharedSetLaunch, rounds: int, sets: int = 1) -> float:
-    """Return how long a team waits, in microseconds: for the moments of its members, and for loads between rounds.
-
-    In each round, a team takes one unit of work: `sets` sets, a power of two.
-    """
-    if launch.members == 1:
-        return (rounds - 1) * constants.REFILL
-    return (rounds - 1) * constants.STALL + (constants.BARRIER + ceil(power_of_two(launch.members) * sets / 128) * constants.MERGE)
-
-
-def traffic_time(problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: int) -> float:
+def traffic_time(
+    problem: NormProblem, launch: SharedSetLaunch, device: Device, busiest: float, bandwidth: float, few: float = constants.FEW_PROGRAMS
+) -> float:
     """Return the microseconds to read x, the residual and the parameters, and to write y and the sum.
 
-    The busiest program has `busiest` elements.
+    The busiest multiprocessor has `busiest` elements. `bandwidth` is in bytes per microsecond. If some multiprocessors are idle, the
+    others read up to `few` times as fast.
     """
     w = launch.walk
     elements = w.total * w.reps * w.run
     over_share = busiest * device.sms / elements
     idle = max(device.sms / launch.programs, 1.0)
     moved = elements * _element_bytes(problem) + parameter_bytes(problem)
-    return moved / constants.BANDWIDTH * max(over_share / min(idle, constants.FEW_PROGRAMS), 1.0)
+    return moved / bandwidth * max(over_share / min(idle, few), 1.0)
 
 
 def _element_bytes(problem: NormProblem) -> int:
@@ -92,6 +102,11 @@ def _element_bytes(problem: NormProblem) -> int:
 def parameter_bytes(problem: NormProblem) -> int:
     """Return the bytes of weight, bias, scale, shift and statistics: all that a forward moves, without x, y, the residual and the sum."""
     return problem.min_bytes(FORWARD) - prod(problem.shape) * _element_bytes(problem)
+
+
+def product_of(factors: Iterable[tuple[float, bool]]) -> float:
+    """Return the product of those factors whose condition holds."""
+    return prod(factor for factor, holds in factors if holds)
 
 
 def copy_rate(width: int) -> float:

@@ -87,7 +87,7 @@ class TrafficFamily(GpuFamily):
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
         launches = self.schedule(problem, device, direction, batch_invariant)
-        return traffic_cost(problem, device, direction, batch_invariant, launches, self.walks)
+        return traffic_cost(self.name, problem, device, direction, batch_invariant, launches, self.walks)
 
 
 class SharingFamily(GpuFamily):

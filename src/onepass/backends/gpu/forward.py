@@ -119,7 +119,7 @@ def readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:
     """Return x, or a copy if the kernels cannot read the strides or the address of x."""
     if problem.copied:
         return laid_out(x, problem.y_stride)
-    if launches[0].needs_aligned_x and x.data_ptr() % ALIGNMENT:  # few tensors are not aligned
+    if launches[0].needs_aligned_x(problem) and x.data_ptr() % ALIGNMENT:  # few tensors are not aligned
         return _aligned(problem, x)
     return x
 

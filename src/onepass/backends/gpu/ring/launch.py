@@ -161,8 +161,7 @@ class RingLaunch(SharedSetLaunch):
     def counter_protocol(self) -> str:
         return RESET
 
-    @property
-    def needs_aligned_x(self) -> bool:
+    def needs_aligned_x(self, problem: NormProblem) -> bool:
         return True  # because x is copied by a descriptor
 
     @property

@@ -11,13 +11,13 @@ of the whole benchmark suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from math import ceil, gcd, lcm, prod
+from math import ceil, gcd, lcm
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.cost import parameter_bytes
+from onepass.backends.gpu.cost import parameter_bytes, product_of
 from onepass.backends.gpu.launches import block_and_remainder, fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
@@ -93,14 +93,16 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return _scale(launch) * modelled_time(problem, launch, device)
+    return constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
 
 
 def _scale(launch: RingLaunch) -> float:
     """Return the factor from modelled times to costs."""
     if launch.walk.folded:
         return constants.RUN_SCALE
-    return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
+    if not launch.single and (launch.tiles > 1 or not launch.resident):
+        return constants.RING_SCALE_OTHERS
+    return constants.RING_SCALE_COLUMNS if launch.by_column and launch.walk.outer == 1 else constants.RING_SCALE
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
@@ -255,18 +257,13 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
         (constants.RING_TALL, launch.block_i > 64 and not launch.by_row),
         (constants.RING_FLAT, launch.block_i < 64),
     )
-    applied = (blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)) * _product(factors)
+    applied = (blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)) * product_of(factors)
     sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
     direct = 1.0 if launch.cooperative else constants.DIRECT
     exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
     busy = (max(applied, exchanged) + again * constants.RING_AGAIN * block) * (constants.RING_PARTIAL if again else 1.0)
     exchange = direct * constants.RING_EXCHANGE
     return _total(launch, busy, blocks * block / 2, exchange, exchange)
-
-
-def _product(factors: Iterable[tuple[float, bool]]) -> float:
-    """Return the product of those factors whose condition holds."""
-    return prod(factor for factor, holds in factors if holds)
 
 
 def _total(launch: RingLaunch, busy: float, load: float, first: float, exchange: float) -> float:
@@ -292,7 +289,7 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
         (constants.RUN_UNALIGNED, launch.phases > 1),
         (constants.RUN_ONE_BY_ONE, launch.phases > 1 and own),
     )
-    compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * _product(factors)
+    compute = constants.RUN_ANY_BLOCK + constants.RUN_COMPUTE * elements / 8192 * product_of(factors)
     load = constants.RUN_BLOCK * elements * problem.dtype.itemsize / SLOT * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
     if own:
         load *= constants.RUN_FROM_L2 if rounds > 1 else constants.RUN_FROM_L2_ONCE

@@ -21,7 +21,7 @@ from onepass.backends.gpu.arguments import (
     view_of,
 )
 from onepass.backends.gpu.launch.fields import Count, Length, Pointer
-from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
+from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, loads_ahead_one_by_one, power_of_two
 from onepass.core.problem import NormProblem
 
 
@@ -77,6 +77,9 @@ class TeamLaunch(SharedSetLaunch):
     @property
     def units(self) -> int:
         return self.walk.outer * self.blocks
+
+    def needs_aligned_x(self, problem: NormProblem) -> bool:
+        return not self.resident and loads_ahead_one_by_one(problem, self.walk, self.stages)
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk

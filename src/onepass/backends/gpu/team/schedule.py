@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, round_time, traffic_time
+from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -112,8 +112,16 @@ def modelled_time(problem: NormProblem, launch: TeamLaunch, device: Device) -> f
     rounds = ceil(launch.units / launch.teams)
     traffic = (_reads(problem, device, launch) + 1) / 2
     elements = launch.rows * launch.sets * launch.walk.run  # elements of a unit that a member has
-    moved = traffic_time(problem, launch, device, rounds * elements)
-    return constants.LAUNCH + round_time(launch, rounds, power_of_two(launch.sets)) + moved * traffic / _rate(problem, launch)
+    moved = traffic_time(problem, launch, device, rounds * elements, constants.BANDWIDTH * constants.SPEED["team"])
+    return constants.START + constants.LAUNCH + _waits(launch, rounds) + moved * traffic / _rate(problem, launch)
+
+
+def _waits(launch: TeamLaunch, rounds: int) -> float:
+    """Return how long a team waits, in microseconds: for the moments of its members, and for the loads of each further unit."""
+    if launch.members == 1:
+        return (rounds - 1) * constants.REFILL
+    parts = power_of_two(launch.members) * power_of_two(launch.sets)
+    return (rounds - 1) * constants.STALL + constants.BARRIER + ceil(parts / 128) * constants.MERGE
 
 
 def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:

@@ -14,7 +14,7 @@ import torch
 
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, view_of
 from onepass.backends.gpu.launch.fields import Count, Length
-from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions
+from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, loads_ahead_one_by_one
 from onepass.backends.gpu.partials.combine import Split
 from onepass.core.problem import NormProblem
 
@@ -91,6 +91,9 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
     @property
     def _means(self) -> int:
         return self.walk.total * self.parts_r * (1 if self.resident else self.walk.run)
+
+    def needs_aligned_x(self, problem: NormProblem) -> bool:
+        return not self.resident and loads_ahead_one_by_one(problem, self.walk, self.stages)
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk

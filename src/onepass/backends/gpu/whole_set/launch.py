@@ -62,7 +62,11 @@ class WholeSetLaunch(SharedSetLaunch):
         return bool(self.walk.folded) and any(p.channel_run % self.block_j for _, p in parameter_maps(problem, self.walk) if p.d)
 
     @property
-    def needs_aligned_x(self) -> bool:
+    def even(self) -> bool:
+        """Whether all threads of all members have the same number of vectors."""
+        return self.members * self.rows == self.walk.reps and self.rows * self.walk.run == self.vectors * self.block_i * self.block_j
+
+    def needs_aligned_x(self, problem: NormProblem) -> bool:
         return bool(self.walk.folded)  # a copy takes less time than loading long runs element by element
 
     @property
@@ -71,7 +75,6 @@ class WholeSetLaunch(SharedSetLaunch):
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
-        even = self.members * self.rows == w.reps and self.rows * w.run == self.vectors * self.block_i * self.block_j
         return (
             *forward_pointers(problem, options),
             Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
@@ -83,7 +86,7 @@ class WholeSetLaunch(SharedSetLaunch):
             forward_norm(problem, w),
             WholeSetMode(
                 *(self.block_i, self.block_j, self.vectors, w.run, power_of_two(self.members)),
-                *(w.dense, w.x == w.y, offsets_fit_int32(w), even),
+                *(w.dense, w.x == w.y, offsets_fit_int32(w), self.even),
                 *(bool(w.folded), bool(w.folded) and not self.own_parameters(problem)),
             ),
         )
