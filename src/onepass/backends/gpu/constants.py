@@ -12,15 +12,18 @@ costs with measured times, too: `python -m benchmarks.sweep` measures all famili
 
 # All families.
 LAUNCH = 3.0  # for a launch
-START = 4.5  # before the first load arrives and after the last store; in the model of `whole_set`, WHOLE_LAUNCH includes it
-SPEED = {"row_reread": 0.96, "tile": 1.14, "tile_reread": 1.12, "team": 0.8}  # of BANDWIDTH in a forward, if it is not 1
+START = 4.3  # before the first load arrives and after the last store; in the model of `whole_set`, WHOLE_LAUNCH includes it
+SPEED = {"row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # of BANDWIDTH in a forward, if it is not 1
 BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
-ONE_BY_ONE = 0.37  # the speed of long rows whose elements are loaded one by one, because they are no multiple of 8 bytes (2026-11-18)
+FEW_SHORT = 3.0  # the same, for sets of up to 8192 elements that one program keeps, with many loads under way
+UNALIGNED_RUN = {2: 0.37, 4: 0.8}  # the speed of long runs by the bytes that a thread can load at a time, if these are few (2026-11-18)
+DIVISION = 0.55  # `row`: the speed if each element finds its parameters by a division
 
 # `row`: the speed of rows that one program keeps in registers and passes over twice, of more than 16384 elements; and if they have more
 # than 8192, in two blocks.
 LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.72
+ROW_WITHOUT_MEAN = 1.15  # `row`: the speed if there is no mean to subtract, and a row is one block
 
 REREAD_ACTIVATION = 0.83  # `row_reread`: the speed with an activation (2026-11-18)
 REREAD_AT_ONCE = 0.82  # `row_reread`: the speed of one launch, whose programs wait between reducing and applying a set
@@ -60,7 +63,7 @@ WHOLE_MEMBER, WHOLE_MEMBER_APART = 0.03, 0.14  # added for each member; and if t
 WHOLE_ALONE = 1.0  # teams: a multiprocessor has one program, and idles while that waits for its team
 WHOLE_STALL = 3.5  # teams: the wait for the loads of the next set
 WHOLE_REFILL = 0.72  # no teams: the same wait, if one program fits on a multiprocessor
-WHOLE_SCALE = 1.2  # from modelled times to costs
+WHOLE_SCALE = 1.11  # from modelled times to costs
 
 # `ring`. Most are close to what `python -m benchmarks.fit results/launches-h200.jsonl` finds for 659 launches (2026-11-18). Set by hand, to
 # choose better launches and families: DIRECT, RING_UNPAIRED, RING_TALL, RING_FLAT, RING_PARTIAL, RUN_AGAIN, RUN_FROM_L2, RUN_FROM_L2_ONCE,
@@ -87,7 +90,7 @@ RUN_BLOCK = 0.83  # for the memory: to load and store 16 KB on every multiproces
 RUN_CROWDED = 0.52  # by this fraction RUN_BLOCK is longer if a unit fills the whole ring; by half of it, if it fills half of the ring
 RUN_AGAIN = 0.84  # of RUN_BLOCK, for a block that is loaded twice, if teams have several units: the L2 cache hides a part of it
 RUN_FROM_L2, RUN_FROM_L2_ONCE = 1.3, 1.4  # factors of RUN_BLOCK: elements have parameters of their own, from the L2 cache; for one unit
-RUN_PARAMETERS = 0.5e-6  # to read a byte of parameters from memory, once
+RUN_PARAMETERS = 0.8e-6  # to read a byte of parameters from memory, once
 RUN_APPLY = 0.2  # for arithmetic: for each unit
 RUN_ANY_BLOCK = 0.13  # for arithmetic: for each block, whatever its size
 RUN_COMPUTE = 0.8  # for arithmetic: to reduce and apply 8192 elements
@@ -100,6 +103,6 @@ RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before any
 
 # From modelled times to costs.
 RING_START = 8.3  # for each launch
-RING_SCALE, RUN_SCALE = 0.87, 0.91
-RING_SCALE_COLUMNS = 1.02  # each column is one set, as in a BatchNorm
-RING_SCALE_OTHERS = 1.4  # several sets share several tiles, or some blocks are loaded twice: there the model is too short
+RING_SCALE, RUN_SCALE = 0.87, 0.83
+RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 1.02, 1.9  # each column is one set, as in a BatchNorm; some blocks are loaded twice
+RING_SCALE_OTHERS = 1.24  # several sets share several tiles, or some blocks are loaded twice: there the model is too short

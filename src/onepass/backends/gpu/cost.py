@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from math import ceil, prod, sqrt
+from math import ceil, gcd, prod, sqrt
 
 from onepass.backends.family import BACKWARD, FORWARD, Direction, Launches
 from onepass.core.device import Device
@@ -15,8 +15,9 @@ from onepass.core.problem import NormProblem
 
 from . import constants
 from .launches import SharedSetLaunch, block_and_remainder
-from .walk import TILE, needs_division, used_fraction, walk
+from .walk import ROW, TILE, needs_division, used_fraction, walk
 
+PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
 
@@ -38,13 +39,15 @@ def traffic_cost(
         return float("inf")
     tensors = 2 if direction == BACKWARD else 1
     reads: float = sum(launch.reads for launch in launches)
-    if direction != BACKWARD and reads > 1 and not batch_invariant:  # the L2 cache may still hold a part of x
-        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * problem.dtype.itemsize), 1.0)
+    if direction != BACKWARD and reads > 1 and not batch_invariant:  # the L2 cache may still hold a part of what is read again
+        w, at_once = walk(problem), PROGRAMS_AT_ONCE * device.sms
+        sets = min(w.total, at_once) if len(launches) == 1 else w.total
+        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (sets * w.reps * w.run * problem.dtype.itemsize), 1.0)
         reads -= (reads - 1) * in_cache * (1.0 - constants.FROM_L2)
     used = max(used_fraction(problem, way) for way in walks)
     if direction != BACKWARD and launches[0].resident:
-        used *= launches[0].used_lanes * (0.5 if needs_division(problem) else 1.0)
-        used *= _long_row_rate(problem)
+        used *= launches[0].used_lanes * (constants.DIVISION if needs_division(problem) else 1.0)
+        used *= _row_rate(problem)
     w = walk(problem)
     if direction != BACKWARD and TILE in walks and not launches[0].resident and launches[0].name == "tile":
         used *= min(w.reps / launches[0].block_i, 1.0)  # few rows leave a part of each block empty
@@ -54,28 +57,34 @@ def traffic_cost(
     if family == "row_reread" and direction != BACKWARD:
         used *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
         used *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
-    if direction != BACKWARD and w.reps == 1 and w.run > 1024 and w.run * problem.dtype.itemsize % 8:
-        used *= constants.ONE_BY_ONE
+    if direction != BACKWARD and ROW in walks and w.run > 1024:
+        used *= constants.UNALIGNED_RUN.get(gcd(w.run * problem.dtype.itemsize, 8), 1.0)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return traffic / 1e3
     bandwidth = constants.BANDWIDTH * (1.0 if direction == BACKWARD else constants.SPEED.get(family, 1.0))
     if TILE not in walks or (direction != BACKWARD and launches[0].resident):  # few programs leave multiprocessors idle
-        bandwidth *= min(constants.FEW_PROGRAMS * max(launch.programs for launch in launches) / device.sms, 1.0)
+        few = constants.FEW_SHORT if launches[0].resident and w.reps * w.run <= 8192 else constants.FEW_PROGRAMS
+        bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters = parameter_bytes(problem) if direction == FORWARD else 0  # they are read once
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters
     parts = 0 if direction == BACKWARD else sum(launch.partial_moments for launch in launches)
     return constants.START + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
-def _long_row_rate(problem: NormProblem) -> float:
-    """Return the rate at which one program reads a row that it keeps in registers. It is 1 unless few such programs fit on the GPU."""
+def _row_rate(problem: NormProblem) -> float:
+    """Return the rate at which one program reads a row that it keeps in registers.
+
+    With a mean it passes over the row twice, and few programs with long rows fit on the GPU.
+    """
+    if walk(problem).reps > 1:
+        return 1.0
     run = walk(problem).run
     block, remainder = block_and_remainder(run)
+    if not problem.spec.centered:
+        return 1.0 if remainder else constants.ROW_WITHOUT_MEAN
     rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0
-    if run > 8192 and remainder:
-        rate *= constants.LONG_ROW_IN_TWO
-    return rate if problem.spec.centered and walk(problem).reps == 1 else 1.0
+    return rate * (constants.LONG_ROW_IN_TWO if run > 8192 and remainder else 1.0)
 
 
 def traffic_time(

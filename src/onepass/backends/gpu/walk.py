@@ -93,7 +93,8 @@ def used_fraction(problem: NormProblem, way: str) -> float:
     w = walk(problem)
     line, gaps = 128 // problem.dtype.itemsize, [stride for stride, n in zip(w.x, (w.outer, w.reps, w.sets)) if n > 1]
     if way == ROW:
-        width, pitch = w.run, min(gaps, default=w.run) if w.reps == 1 else line
+        contiguous = w.reps > 1 and w.x[1] == w.run  # a set is one stretch of memory
+        width, pitch = line if contiguous else w.run, min(gaps, default=w.run) if w.reps == 1 else line
     else:
         width, pitch = w.columns if w.dense else w.run, w.x[1] if w.reps > 1 else line
     return min(width / min(line, max(pitch, 1)), 1.0)

@@ -100,9 +100,9 @@ def _scale(launch: RingLaunch) -> float:
     """Return the factor from modelled times to costs."""
     if launch.walk.folded:
         return constants.RUN_SCALE
-    if not launch.single and (launch.tiles > 1 or not launch.resident):
-        return constants.RING_SCALE_OTHERS
-    return constants.RING_SCALE_COLUMNS if launch.by_column and launch.walk.outer == 1 else constants.RING_SCALE
+    if launch.by_column and launch.walk.outer == 1:
+        return constants.RING_SCALE_COLUMNS if launch.resident else constants.RING_SCALE_COLUMNS_AGAIN
+    return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from math import ceil
 
-from onepass.backends.gpu.launches import ForwardLaunch, block_and_remainder, chained, power_of_two, stages_that_fit, warps_for
+from onepass.backends.gpu.launches import (
+    ForwardLaunch,
+    block_and_remainder,
+    can_load_ahead,
+    chained,
+    power_of_two,
+    stages_that_fit,
+    warps_for,
+)
 from onepass.backends.gpu.partials.combine import combine_launch
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -33,7 +41,8 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
     per_thread = (128 if length <= 128 else 64) if device.prefetches else 32  # elements; on AMD, more than 32 spill registers
     warps = warps_for(length * block_j // per_thread, device)
     blocks = ceil(w.sets * block_run / block_j)
-    stages = stages_that_fit(problem, device, length * block_j, 3) if length * block_j <= 8192 else 1
+    ahead = length * block_j <= 8192 and can_load_ahead(problem, w)
+    stages = stages_that_fit(problem, device, length * block_j, 3) if ahead else 1
     programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)
     launch = TileLaunch(
         walk=w,

@@ -25,7 +25,7 @@ VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
 # walk on GPUs before Hopper (sm_80 spills with 7).
 MOST_VECTORS, MOST_MASKED, MOST_MASKED_FOLDED = 20, 10, 6
 
-MOST_WITH_OWN = 48  # the most elements of a thread in a team, if each loads parameters of its own: sm_100 spills with 56
+MOST_WITH_OWN = 40  # the most elements of a thread in a team, if each loads parameters of its own: sm_100 spills with 48
 
 PER_THREAD, PER_THREAD_ON_AMD = (20, 40, 64), (16, 32)  # elements per thread to choose from; with more, AMD's compiler spills
 
