@@ -259,6 +259,29 @@ def test_small_sets_share_programs(problem):
             assert step.block_i * step.block_j >= 1024, step
 
 
+def test_few_rows_get_many_threads():
+    """A thread has one vector of a row. With a batch-invariant plan, the number of rows must not matter."""
+    few, many = (_bind(norms.layer_norm(1), (rows, 4096), dtype=torch.bfloat16) for rows in (128, 8192))
+    (one,), (other,) = (plan(problem, H200).launches for problem in (few, many))
+    assert 32 * one.warps * 8 == one.block_i * one.block_j == 4096 and 32 * other.warps * 8 < other.block_i * other.block_j
+    (one,), (other,) = (plan(problem, H200, options=Options("row", invariant=True)).launches for problem in (few, many))
+    assert one.warps == other.warps
+
+
+def test_tiles_load_ahead_only_through_shared_memory():
+    """Runs with an odd number of 16-bit elements would be kept in registers, which spilled."""
+    odd, even = (_bind(norms.group_norm(groups), (4, 280, 18, 18), "channels_last", torch.bfloat16) for groups in (40, 20))
+    (one,), (other,) = (plan(problem, H200, options=Options("tile")).launches for problem in (odd, even))
+    assert one.remainder and one.stages == 1 and other.stages == 3 and one.warps > other.warps
+
+
+@pytest.mark.parametrize("dtype, channels, copies", [(torch.float32, 80, True), (torch.float16, 80, False), (torch.float32, 81, False)])
+def test_when_an_x_at_an_odd_address_is_copied_first(dtype, channels, copies):
+    """If that lets a loop load vectors ahead. Elements of 16 bits are not loaded ahead, and odd rows have no vectors."""
+    problem = _bind(norms.batch_norm(), (8, channels, 209, 210), "channels_last", dtype)
+    assert plan(problem, H200, options=Options("tile_reread")).launches[0].needs_aligned_x(problem) == copies
+
+
 def test_a_long_row_fills_the_gpu():
     for step in plan(_bind(norms.layer_norm(1), (1, 2**24)), H200).launches[::2]:
         assert step.programs >= H200.sms

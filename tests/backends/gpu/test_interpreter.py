@@ -38,6 +38,7 @@ SMALL = {
     Case("layer_norm", (1, 66001)): Runs("row_reread"),
     Case("layer_norm", (3, 15001)): ROWS,
     Case("layer_norm", (2, 9000)): FOLDED,
+    Case("rms_norm", (3, 5120)): Runs("row row_reread", "whole_set"),
     Case("rms_norm", (2, 9216), affine="weight", activation="silu"): FOLDED,
     Case("layer_norm", (2, 3, 8704), modulate=True): FOLDED,
     Case("layer_norm", (2, 8704), residual=True, init="shifted"): FOLDED,

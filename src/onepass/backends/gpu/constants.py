@@ -48,13 +48,14 @@ TEAM_SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because 
 TEAM_REREAD = 1.3
 
 # `whole_set`. Most are close to what the script finds for 444 launches (2026-11-18). Set by hand, to choose better launches and families:
-# WHOLE_CENTERED, WHOLE_ADDED, WHOLE_CROWDED, WHOLE_THREADS, WHOLE_FEW, WHOLE_ALONE, WHOLE_STALL and WHOLE_SCALE.
+# WHOLE_CENTERED, WHOLE_ONE_BY_ONE, WHOLE_ADDED, WHOLE_CROWDED, WHOLE_THREADS, WHOLE_FEW, WHOLE_ALONE, WHOLE_STALL and WHOLE_SCALE.
 WHOLE_LAUNCH = 5.1  # for a launch, with the first load and the last store
 WHOLE_BANDWIDTH = 4.1e6  # bytes per microsecond
 WHOLE_FEW = 1.5  # instead of FEW_PROGRAMS: a program has many loads under way
 WHOLE_ELEMENT, WHOLE_OWN, WHOLE_ACTIVATION = 0.021, 0.02, 0.02  # for each element of a thread; added: own parameters, an activation
 WHOLE_CENTERED = 1.21  # a factor of the traffic: sums of x first, then of squares, and each element loads parameters of its own
 WHOLE_MASKED = 1.09  # another one: threads have different numbers of vectors
+WHOLE_ONE_BY_ONE = 2.5  # another one: elements of 16 bits are loaded one by one
 WHOLE_ADDED = 1.4  # another one: a residual
 WHOLE_CROWDED = 1.25  # another one: each element loads parameters of its own, and the elements fill half of the registers
 WHOLE_THREADS = 1.12  # another one, for means in 256 threads; twice for 512

@@ -112,6 +112,7 @@ def modelled_time(problem: NormProblem, launch: WholeSetLaunch, device: Device) 
     factors = (
         (constants.WHOLE_CENTERED, own and problem.spec.centered),
         (constants.WHOLE_MASKED, not launch.even),
+        (constants.WHOLE_ONE_BY_ONE, launch.block_j * problem.dtype.itemsize < 4),
         (constants.WHOLE_ADDED, problem.addends is not None),
         (constants.WHOLE_CROWDED, own and launch.block_i * elements >= REGISTERS // 2),
     )
