@@ -13,25 +13,26 @@ costs with measured times, too: `python -m benchmarks.sweep` measures all famili
 # All families.
 LAUNCH = 3.0  # for a launch
 START = 4.3  # before the first load arrives and after the last store; in the model of `whole_set`, WHOLE_LAUNCH includes it
-SPEED = {"row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # of BANDWIDTH in a forward, if it is not 1
 BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 FEW_SHORT = 3.0  # the same, for sets of up to 8192 elements that one program keeps, with many loads under way
-UNALIGNED_RUN = {2: 0.37, 4: 0.8}  # the speed of long runs by the bytes that a thread can load at a time, if these are few (2026-11-18)
-DIVISION = 0.55  # `row`: the speed if each element finds its parameters by a division
+SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
-# `row`: the speed of rows that one program keeps in registers and passes over twice, of more than 16384 elements; and if they have more
-# than 8192, in two blocks.
+# The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 367 problems are
+# good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
+SPEED = {"row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
+UNALIGNED_RUN = {2: 0.37, 4: 0.8}  # of long runs whose elements are loaded 2 or 4 bytes at a time
+DIVISION = 0.55  # `row`: each element finds its parameters by a division
+# `row`, if there is a mean to subtract: rows of more than 16384 elements; and in two blocks, of more than 8192.
 LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.72
-ROW_WITHOUT_MEAN = 1.15  # `row`: the speed if there is no mean to subtract, and a row is one block
+ROW_WITHOUT_MEAN = 1.15  # `row`: there is no mean to subtract, and a row is one block
+REREAD_ACTIVATION = 0.83  # `row_reread` with an activation
+REREAD_AT_ONCE = 0.82  # `row_reread` in one launch, whose programs wait between reducing and applying a set
+NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
 
-REREAD_ACTIVATION = 0.83  # `row_reread`: the speed with an activation (2026-11-18)
-REREAD_AT_ONCE = 0.82  # `row_reread`: the speed of one launch, whose programs wait between reducing and applying a set
-NARROW_TILE = 0.55  # `tile_reread`: the speed of rows with less than 16 bytes, which a thread cannot load together (2026-11-18)
-
-# `row_reread` and `tile_reread`: the time of a read from the L2 cache, as a fraction of a read from memory; the fraction of the cache that
-# can hold x, because y passes through it too; and the time to store and combine a number of partial moments.
-FROM_L2, SHARE_OF_L2, PART = 0.5, 0.4, 5e-5
+# `row_reread` and `tile_reread`.
+FROM_L2 = 0.5  # the time of a read from the L2 cache, as a fraction of a read from memory
+PART = 5e-5  # to store and combine a number of partial moments
 
 # Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks gain little: 256 bytes reach 4.00 TB/s.
 RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
@@ -42,7 +43,6 @@ MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moment
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
-TEAM_SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.
 TEAM_REREAD = 1.3

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import ceil, gcd, prod, sqrt
 
-from onepass.backends.family import BACKWARD, FORWARD, Direction, Launches
+from onepass.backends.family import FORWARD, Direction, Launches
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -37,39 +37,51 @@ def traffic_cost(
     """
     if device.kind == "cpu":  # Triton's interpreter runs only if `onepass.force` asks for it
         return float("inf")
-    tensors = 2 if direction == BACKWARD else 1
+    forward, tensors = direction == FORWARD, 1 if direction == FORWARD else 2
     reads: float = sum(launch.reads for launch in launches)
-    if direction != BACKWARD and reads > 1 and not batch_invariant:  # the L2 cache may still hold a part of what is read again
-        w, at_once = walk(problem), PROGRAMS_AT_ONCE * device.sms
-        sets = min(w.total, at_once) if len(launches) == 1 else w.total
-        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (sets * w.reps * w.run * problem.dtype.itemsize), 1.0)
-        reads -= (reads - 1) * in_cache * (1.0 - constants.FROM_L2)
     used = max(used_fraction(problem, way) for way in walks)
-    if direction != BACKWARD and launches[0].resident:
-        used *= launches[0].used_lanes * (constants.DIVISION if needs_division(problem) else 1.0)
-        used *= _row_rate(problem)
-    w = walk(problem)
-    if direction != BACKWARD and TILE in walks and not launches[0].resident and launches[0].name == "tile":
-        used *= min(w.reps / launches[0].block_i, 1.0)  # few rows leave a part of each block empty
-        used *= sqrt(w.columns / launches[0].block_j / ceil(w.columns / launches[0].block_j))  # so do few columns, but these cost less
-        if w.columns * problem.dtype.itemsize < 16:
-            used *= constants.NARROW_TILE
-    if family == "row_reread" and direction != BACKWARD:
-        used *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
-        used *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
-    if direction != BACKWARD and ROW in walks and w.run > 1024:
-        used *= constants.UNALIGNED_RUN.get(gcd(w.run * problem.dtype.itemsize, 8), 1.0)
-    traffic = (tensors * reads + 1) / (tensors + 1) / used
+    if forward:
+        used *= _forward_rate(family, problem, launches, walks)
     if batch_invariant:  # then the choice of a family must not depend on the batch size
-        return traffic / 1e3
-    bandwidth = constants.BANDWIDTH * (1.0 if direction == BACKWARD else constants.SPEED.get(family, 1.0))
-    if TILE not in walks or (direction != BACKWARD and launches[0].resident):  # few programs leave multiprocessors idle
+        return (tensors * reads + 1) / (tensors + 1) / used / 1e3
+    if forward and reads > 1:
+        reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - constants.FROM_L2)
+    traffic = (tensors * reads + 1) / (tensors + 1) / used
+    bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
+    if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
+        w = walk(problem)
         few = constants.FEW_SHORT if launches[0].resident and w.reps * w.run <= 8192 else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
-    parameters = parameter_bytes(problem) if direction == FORWARD else 0  # they are read once
-    moved = (problem.min_bytes(direction) - parameters) * traffic + parameters
-    parts = 0 if direction == BACKWARD else sum(launch.partial_moments for launch in launches)
+    parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
+    moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
     return constants.START + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
+
+
+def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: tuple[str, ...]) -> float:
+    """Return the rate at which the launches of a forward read x, as a fraction of the family's usual rate."""
+    w, first, rate = walk(problem), launches[0], 1.0
+    if first.resident:
+        rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
+    if family == "tile_reread":
+        rate *= min(w.reps / first.block_i, 1.0)  # few rows leave a part of each block empty
+        rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less
+        rate *= constants.NARROW_TILE if w.columns * problem.dtype.itemsize < 16 else 1.0
+    if family == "row_reread":
+        rate *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
+        rate *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
+    if ROW in walks and w.run > 1024:
+        rate *= constants.UNALIGNED_RUN.get(gcd(w.run * problem.dtype.itemsize, 8), 1.0)
+    return rate
+
+
+def _in_cache(problem: NormProblem, device: Device, launches: Launches) -> float:
+    """Return which part of x the L2 cache still holds when it is read again.
+
+    A single launch reads each set again at once. Several launches read all sets first.
+    """
+    w = walk(problem)
+    sets = min(w.total, PROGRAMS_AT_ONCE * device.sms) if len(launches) == 1 else w.total
+    return min(constants.SHARE_OF_L2 * device.l2 / (sets * w.reps * w.run * problem.dtype.itemsize), 1.0)
 
 
 def _row_rate(problem: NormProblem) -> float:
@@ -77,10 +89,10 @@ def _row_rate(problem: NormProblem) -> float:
 
     With a mean it passes over the row twice, and few programs with long rows fit on the GPU.
     """
-    if walk(problem).reps > 1:
+    w = walk(problem)
+    if w.reps > 1:
         return 1.0
-    run = walk(problem).run
-    block, remainder = block_and_remainder(run)
+    run, (block, remainder) = w.run, block_and_remainder(w.run)
     if not problem.spec.centered:
         return 1.0 if remainder else constants.ROW_WITHOUT_MEAN
     rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0

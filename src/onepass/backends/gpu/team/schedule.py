@@ -130,7 +130,7 @@ def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
         return 1.0
     w = launch.walk
     in_flight = min(launch.teams, launch.units) * launch.sets * w.run * w.reps * problem.dtype.itemsize  # bytes
-    found = min(constants.TEAM_SHARE_OF_L2 * device.l2 / in_flight, 1.0)
+    found = min(constants.SHARE_OF_L2 * device.l2 / in_flight, 1.0)
     return 2.0 - found * (1.0 - constants.TEAM_FROM_L2)
 
 
