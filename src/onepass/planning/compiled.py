@@ -37,7 +37,7 @@ STATISTICS = {LONG: (1e6, 1e4, 3.5e6), STRIDED: (4e5, 1.1e3, 3e6)}
 
 KERNEL_US = {"cuda": 4.5, "cpu": 2.0}  # what a kernel takes at least
 BANDWIDTH = {"cuda": 4.15e6, "cpu": 1e4}  # bytes per microsecond; on a CPU, only the ratio to KERNEL_US matters
-FAMILY_US, FAMILY_SCALE = 4.0, 0.75  # time in a graph ≈ FAMILY_US + FAMILY_SCALE · Family.cost
+FAMILY_US, FAMILY_SCALE = 0.8, 0.75  # time in a graph ≈ FAMILY_US + FAMILY_SCALE · Family.cost
 
 
 class Choice(NamedTuple):

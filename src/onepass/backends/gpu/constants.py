@@ -105,5 +105,5 @@ RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before any
 # From modelled times to costs.
 RING_START = 8.3  # for each launch
 RING_SCALE, RUN_SCALE = 0.87, 0.83
-RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 1.02, 1.9  # each column is one set, as in a BatchNorm; some blocks are loaded twice
+RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 1.02, 1.9  # each column is one set; and some blocks are loaded twice
 RING_SCALE_OTHERS = 1.24  # several sets share several tiles, or some blocks are loaded twice: there the model is too short
