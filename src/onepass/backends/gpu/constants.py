@@ -3,7 +3,7 @@
 A model gives the time of a launch in microseconds. cost.py has the model of `row`, `tile`, `apply`, `row_reread` and `tile_reread`: their
 time follows from the bytes they move. The schedule.py of `team`, `ring` and `whole_set` has the model of that family: their programs form
 teams, whose members share a unit of work, one or more sets. Only the order of the costs matters, so all may be too long by the same
-factor. They are about 1.2 of the times that are measured on an H200.
+factor. They are between 0.9 and 1.6 of the times that are measured on an H200, if a family is close to the fastest.
 
 Unless a comment says otherwise, the constants are from an H200, 2026-11-15 and 2026-11-16. `python -m benchmarks.fit` measures launches
 of `ring` and `whole_set`, on this GPU or another, and fits most of RING_*, RUN_* and WHOLE_* to them. The others stay, so compare their
@@ -47,7 +47,7 @@ TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a 
 # better.
 TEAM_REREAD = 1.3
 
-# `whole_set`. Most are close to what the script finds for 444 launches (2026-11-18). Set by hand, to choose better launches and families:
+# `whole_set`. Most are close to what the script finds for 374 launches (2026-11-18). Set by hand, to choose better launches and families:
 # WHOLE_CENTERED, WHOLE_ONE_BY_ONE, WHOLE_ADDED, WHOLE_CROWDED, WHOLE_THREADS, WHOLE_FEW, WHOLE_ALONE, WHOLE_STALL and WHOLE_SCALE.
 WHOLE_LAUNCH = 5.1  # for a launch, with the first load and the last store
 WHOLE_BANDWIDTH = 4.1e6  # bytes per microsecond

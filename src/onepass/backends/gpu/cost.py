@@ -50,7 +50,7 @@ def traffic_cost(
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
         w = walk(problem)
-        few = constants.FEW_SHORT if launches[0].resident and w.reps * w.run <= 8192 else constants.FEW_PROGRAMS
+        few = constants.FEW_SHORT if forward and launches[0].resident and w.reps * w.run <= 8192 else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once

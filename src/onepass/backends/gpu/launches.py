@@ -22,6 +22,8 @@ from onepass.core.problem import NormProblem
 
 from .walk import Walk, walk
 
+VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(ABC):

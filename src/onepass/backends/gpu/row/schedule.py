@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from math import ceil
 
-from onepass.backends.gpu.launches import ForwardLaunch, block_and_remainder, chained, power_of_two, stages_that_fit, warps_for
+from onepass.backends.gpu.launches import (
+    VECTOR_BYTES,
+    ForwardLaunch,
+    block_and_remainder,
+    chained,
+    power_of_two,
+    stages_that_fit,
+    warps_for,
+)
 from onepass.backends.gpu.partials.combine import Split, combine_launch
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -20,7 +28,7 @@ LEAST_AHEAD = 36000  # elements for each multiprocessor, from which programs wit
 
 # A launch with fewer elements for each multiprocessor gets more threads. With vectors of VECTOR_BYTES, and up to MOST_THREADS threads, 128
 # rows of 4096 elements take 5.8 µs on an H200 instead of 7.2, and 500 rows of 2560 take 6.3 µs instead of 8.1 (2026-11-18).
-FEW_ELEMENTS, VECTOR_BYTES, MOST_THREADS = 12000, 16, 512
+FEW_ELEMENTS, MOST_THREADS = 12000, 512
 
 LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of one program
 

@@ -12,14 +12,12 @@ from math import ceil, log2
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import copy_rate, product_of, traffic_time
-from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
+from onepass.backends.gpu.launches import VECTOR_BYTES, fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch import WholeSetLaunch
-
-VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
 
 # The most vectors of a thread: in general, in a team that needs masks, because masks take registers, and in such a team with a folded
 # walk on GPUs before Hopper (sm_80 spills with 7).
