@@ -67,7 +67,7 @@ MUTATIONS = [
     Mutation("a backward recognized though it is differentiated", "dispatch/packed.py", "grad_enabled() or compiling()", "compiling()", "tests/dispatch/test_recent.py -k differentiated"),
     Mutation("freed memory not noticed by prepared functions", "backends/gpu/launch/prepared.py", "{name}_at < {LOWEST}", "{name}_at < 0", "tests/backends/gpu/test_prepared.py -k freed"),
     Mutation("all addresses taken for aligned", "backends/gpu/launch/prepared.py", "% {ALIGNMENT}: ", "% 1: ", "tests/backends/gpu/test_prepared.py -k unusual"),
-    Mutation("the biased variance in a GPU's running_var", "backends/gpu/running/launch.py", "unbiased=count / max(count - 1, 1)", "unbiased=1.0", "tests/backends/gpu/test_prepared.py -k running"),
+    Mutation("the biased variance in a GPU's running_var", "backends/gpu/arguments.py", "unbiased=n / max(n - 1, 1)", "unbiased=1.0", "tests/backends/gpu/test_prepared.py -k running"),
     Mutation("raw ops check nothing", "dispatch/library.py", "check_forward(problem, x, weight, bias, mean, var, optional)", "pass", "tests/dispatch/test_memory_safety.py -k raw", True),
     Mutation("raw backward ops check nothing", "dispatch/library.py", "check_backward(problem, dy, dsum, saved)", "pass", "tests/dispatch/test_memory_safety.py -k raw"),
     Mutation("the negative bit ignored", "dispatch/route.py", "return True in [t.is_neg() for t in operands if t is not None]", "return False",

@@ -158,6 +158,21 @@ def test_parameters_that_are_not_contiguous():
     torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (24,), *params.T.contiguous()))
 
 
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("momentum", [0.25, 0.75])
+def test_kernels_update_running_statistics(momentum, train, monkeypatch):
+    monkeypatch.delattr(onepass.functional.running, "update_running")  # which torch operations would call
+    x = torch.randn(3, 5, 6, 6).to(memory_format=torch.channels_last).requires_grad_(train)
+    expected = [torch.randn(5), torch.rand(5)]
+    start = [t.clone() for t in expected]
+    torch.nn.functional.batch_norm(x, *expected, training=True, momentum=momentum)
+    for family in ("tile", "row_reread", "tile_reread", *([] if train else ["whole_set", "team"])):
+        found = [t.clone() for t in start]
+        with onepass.force(family):
+            O.batch_norm(x, *found, training=True, momentum=momentum)
+        torch.testing.assert_close(found, expected)
+
+
 LARGEST = torch.finfo(torch.float32).max
 LARGE = {
     "the largest": lambda x: torch.full_like(x, LARGEST),

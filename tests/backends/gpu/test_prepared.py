@@ -166,8 +166,11 @@ def test_running_statistics(train, launched, monkeypatch):
     mean, var = torch.zeros(64), torch.ones(64)
     (family.train_track if train else family.track)(problem, launches)(NCHW, None, None, mean, var, 0.25)
     assert mean._version == var._version == 1
-    *_, last = _same_launches(launched, *pairs[-1], (NCHW, None, None, mean, var))
-    assert last[-5:] == ["input 3", "input 4", 64, 0.25, 128 / 127]
+    calls = _same_launches(launched, *pairs[-1], (NCHW, None, None, mean, var))
+    (updating,) = [call for call in calls if "input 3" in call]  # one kernel updates running_mean and running_var
+    at = updating.index("input 3")
+    assert updating[at : at + 2] == ["input 3", "input 4"]
+    assert {0.25, 128 / 127} <= {value for value in updating if isinstance(value, float)}
 
 
 UNUSUAL = {

@@ -5,6 +5,8 @@ The Walk (walk.py) has the sizes and strides of x[o, r, s, t].
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -32,12 +34,25 @@ def forward_pointers(
     x, residual = problem.addends if problem.addends and options.residual and reduce else (dtype, None)
     tensors = Tensors(x, residual, dtype if residual else None, dtype if apply else None)
     if not apply:
-        return tensors, Affine(None, None, None, None), Statistics(None, None, None)
+        return tensors, Affine(None, None, None, None), Statistics()
     affine = Affine(problem.weight, problem.bias, problem.scale, problem.shift)
-    if reduce and not options.statistics:
-        return tensors, affine, Statistics(None, None, None)
-    var = fp32 if problem.given or (reduce and problem.track) else None
-    return tensors, affine, Statistics(fp32 if centered else None, None if problem.given else fp32, var)
+    if reduce:
+        return tensors, affine, computed_statistics(problem, options)
+    mean = fp32 if centered else None
+    return tensors, affine, Statistics(mean, var_ptr=fp32) if problem.given else Statistics(mean, fp32)
+
+
+def computed_statistics(problem: NormProblem, options: ForwardOptions) -> Statistics:
+    """Return the statistics that a launch computes and stores, and the running ones that it updates."""
+    spec, fp32 = problem.spec, torch.float32
+    found = Statistics()
+    if options.statistics:
+        var = fp32 if spec.mix or (problem.track and options.momentum is None) else None
+        found = Statistics(fp32 if spec.centered else None, None if spec.mix else fp32, var)
+    if options.momentum is None:
+        return found
+    n = prod(problem.shape) // prod(problem.stat_shape)
+    return found._replace(running_mean_ptr=fp32, running_var_ptr=fp32, momentum=options.momentum, unbiased=n / max(n - 1, 1))
 
 
 def norm_of(problem: NormProblem, axes: tuple[int, int]) -> Norm:

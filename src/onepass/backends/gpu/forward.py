@@ -31,14 +31,19 @@ COUNTERS = {FLIP: Counters(), RESET: Counters()}
 
 
 def kernels(
-    problem: NormProblem, launches: Launches, statistics: bool = True, residual: bool = False, stress: str | None = None
+    problem: NormProblem,
+    launches: Launches,
+    statistics: bool = True,
+    residual: bool = False,
+    stress: str | None = None,
+    momentum: float | None = None,
 ) -> list[Kernel]:
     """Return the kernels of the launches, in order.
 
     Without `statistics`, a kernel stores none, unless the next one reads them. With a `residual`, the first kernel adds
-    it. `stress` is for stress tests of `ring`: see ring/stress.py.
+    it. With a `momentum`, running statistics are updated. `stress` is for stress tests of `ring`: see ring/stress.py.
     """
-    options = ForwardOptions(statistics, residual, stress)
+    options = ForwardOptions(statistics, residual, momentum, stress)
     return [launch.kernel(problem, options) for launch in launches]
 
 
@@ -169,17 +174,12 @@ def chain_of(
     outputs: Sequence[str],
     residual: bool = False,
     parts: Mapping[str, Part] | None = None,
-    then: Sequence[Step] = (),
 ) -> Chain:
-    """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`.
-
-    `then` are steps that follow those of the launches.
-    """
+    """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`."""
     steps = []
     for launch, kernel in zip(launches, made):
         names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
         steps.append(Step(kernel, [*[DESCRIPTOR] * bool(kernel.descriptor), *names]))
-    steps += then
     outputs = *outputs, *["counters"] * bool(launches[0].counters), *["sum"] * residual
     sizes = {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")} | {"parts": launches[0].partial_moments}
     used, known = dict.fromkeys(name for step in steps for name in step.operands), {DESCRIPTOR, *inputs, *outputs, *(parts or {})}

@@ -73,6 +73,7 @@ class ForwardOptions(NamedTuple):
 
     statistics: bool = True  # store mean, rstd and var
     residual: bool = False  # add the residual, if the problem has one
+    momentum: float | None = None  # if it is given: update running statistics in place, by (12) and (13) of docs/theory.md
     stress: str | None = None  # what a stress test of the family `ring` delays: see ring/stress.py
 
 

@@ -21,7 +21,6 @@ from onepass.backends.gpu.launch.chain import Part
 from onepass.backends.gpu.launch.kernel import dense
 from onepass.backends.gpu.launch.prepared import prepared
 from onepass.backends.gpu.launch.stream import allocate, current_device
-from onepass.backends.gpu.running.launch import update_step
 from onepass.core.memory import require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands
 from onepass.core.problem import NormProblem
@@ -133,14 +132,15 @@ def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | 
     - with a momentum: it also takes running_mean and running_var, and updates them in place
     """
     adds, extras = bool(problem.addends), _has_extras(problem)
-    running, updates = ([], []) if momentum is None else (["running_mean", "running_var"], [update_step(problem, momentum)])
+    running = [] if momentum is None else ["running_mean", "running_var"]
     outputs, parts = {"y": like_y(problem)}, {}
     if train:
         count, second = prod(problem.stat_shape), packed_stride(problem)[0]
         outputs["statistics"] = New(packed_shape(problem), packed_stride(problem), torch.float32)
         parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
     names = ["x", *["residual"] * adds, *parameters(problem), *running]
-    chain = chain_of(problem, launches, kernels(problem, launches, residual=adds), names, list(outputs), adds, parts, updates)
+    made_of = kernels(problem, launches, statistics=train, residual=adds, momentum=momentum)
+    chain = chain_of(problem, launches, made_of, names, list(outputs), adds, parts)
     arguments = "x", "weight", "bias", *(["residual", "scale", "shift"] if extras else running)
 
     def careful(*tensors: Tensor | None) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from onepass.backends.gpu.launch.fields import Index, Length, Pointer, Stride
+from onepass.backends.gpu.launch.fields import Index, Length, Pointer, Real, Stride
 
 
 class Tensors(NamedTuple):
@@ -33,11 +33,15 @@ class Affine(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The mean, rstd and var of each set: tensors that are contiguous as [outer, sets]."""
+    """The mean, rstd and var of each set: tensors that are contiguous as [outer, sets]. A launch may update running ones, too."""
 
-    mean_ptr: Pointer
-    rstd_ptr: Pointer
-    var_ptr: Pointer
+    mean_ptr: Pointer = None
+    rstd_ptr: Pointer = None
+    var_ptr: Pointer = None
+    running_mean_ptr: Pointer = None
+    running_var_ptr: Pointer = None
+    momentum: Real = None
+    unbiased: Real = None  # n/(n - 1), where n elements share one variance
 
 
 class GradientTensors(NamedTuple):

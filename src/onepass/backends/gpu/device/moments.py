@@ -83,12 +83,24 @@ def inverse_deviation(var, eps):
 
 @triton.jit
 def store_statistics(stats, at, mean, rstd, var, mask):
+    """Store the statistics of sets, and update running ones. Each set must be stored once only."""
     if stats.mean_ptr is not None:
         tl.store(stats.mean_ptr + at, mean, mask=mask)
     if stats.rstd_ptr is not None:
         tl.store(stats.rstd_ptr + at, rstd, mask=mask)
     if stats.var_ptr is not None:
         tl.store(stats.var_ptr + at, var, mask=mask)
+    if stats.running_mean_ptr is not None:
+        _update_running(stats.running_mean_ptr + at, mean, stats.momentum, mask)
+        _update_running(stats.running_var_ptr + at, var * stats.unbiased, stats.momentum, mask)
+
+
+@triton.jit
+def _update_running(running_ptr, batch, momentum, mask):
+    """running = (1 - momentum)·running + momentum·batch, rounded as torch.lerp does. (12), (13)"""
+    running = tl.load(running_ptr, mask=mask)
+    step = batch - running
+    tl.store(running_ptr, tl.where(momentum < 0.5, running + momentum * step, batch - step * (1.0 - momentum)), mask=mask)
 
 
 @triton.jit

@@ -27,7 +27,7 @@ REAL = Kind(real=True)
 COUNT = Kind()
 
 Pointer = Annotated[Any, POINTER]  # a missing operand is None, which is compiled in
-Real = Annotated[float, REAL]
+Real = Annotated[Any, REAL]  # a missing number is None, which is compiled in
 Count = Annotated[int, COUNT]
 Length = Annotated[int, Kind(divisor=True)]  # the divisor decides how wide loads are
 Index = Annotated[int, Kind(zero_or_one=True)]  # if it is 0 or 1, most arithmetic with it is compiled away

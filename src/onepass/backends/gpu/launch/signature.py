@@ -69,7 +69,7 @@ class _Leaves:
         return self.leaf(name, kind, value, path) if isinstance(kind, Kind) else self.group(value, path)
 
     def leaf(self, name: str, kind: Kind, value: Any, path: Path) -> str:
-        if kind == CONSTANT or (kind.pointer and value is None) or (kind.zero_or_one and value in (0, 1)):
+        if kind == CONSTANT or value is None or (kind.zero_or_one and value in (0, 1)):
             self.constants.append((path, value))
             return "constexpr"
         if kind.pointer:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from onepass.backends.gpu.device.groups import Statistics
+from onepass.backends.gpu.arguments import computed_statistics
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Stride
 from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, power_of_two, warps_for
 from onepass.backends.gpu.walk import Walk
@@ -71,12 +71,11 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
     def what(self) -> str:
         return "merge the parts of sets"
 
-    def arguments(self, problem: NormProblem) -> tuple[Any, ...]:
-        w, spec, fp32 = self.walk, problem.spec, torch.float32
-        var = fp32 if spec.mix or problem.track else None
+    def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
+        w, spec = self.walk, problem.spec
         return (
-            fp32,
-            Statistics(fp32 if spec.centered else None, None if spec.mix else fp32, var),
+            torch.float32,
+            computed_statistics(problem, options._replace(statistics=True)),  # the next launch reads them
             float(spec.eps),
             SetSizes(w.reps, w.sets, w.run),
             PartArguments(*self.split, m2_offset=w.total * self.split.parts_r * self.split.parts_t),
@@ -88,7 +87,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
 
         from .combine_kernel import combine
 
-        return Kernel(combine, self.arguments(problem), self.programs, self.warps, pdl=self.pdl_wait)
+        return Kernel(combine, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait)
 
 
 def combine_launch(w: Walk, split: Split, device: Device) -> CombineLaunch:

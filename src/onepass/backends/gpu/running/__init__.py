@@ -1,1 +1,0 @@
-"""The update of running statistics: one more launch after those of a norm."""
