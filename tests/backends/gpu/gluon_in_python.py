@@ -263,7 +263,7 @@ _MATHS = {
     "constexpr": _same, "where": where, "sum": total, "maximum": _extreme(max, torch.maximum), "minimum": _extreme(min, torch.minimum),
     "load": load, "store": store, "float32": DType(torch.float32), "float16": DType(torch.float16), "bfloat16": DType(torch.bfloat16),
     "int32": DType(torch.int32), "int64": DType(torch.int64), "static_assert": _nothing,
-    "sqrt_rn": lambda x: block(torch.as_tensor(x).sqrt()), "div_rn": lambda a, b: a / b, "exp": torch.exp, "erf": torch.erf,
+    "rsqrt": lambda x: block(torch.as_tensor(x).rsqrt()), "div_rn": lambda a, b: a / b, "exp": torch.exp, "erf": torch.erf,
     "arange": lambda a, b, layout=None: block(torch.arange(a, b)),
 }  # fmt: skip
 tl = SimpleNamespace(**_MATHS, extra=SimpleNamespace(libdevice=None))

@@ -3,6 +3,7 @@
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("triton")
 from onepass.backends.family import FORWARD
 from onepass.backends.gpu import backward, forward
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Pointer, Real, Stride, Wide, kinds
+from onepass.backends.gpu.launch.kernel import Kernel
 from onepass.backends.gpu.launch.signature import filled, runtime_types, signature_of
 from onepass.bench.suite import BACKWARD_SUITE, SUITE, problem_of
 from onepass.core.device import Device
@@ -85,6 +87,11 @@ def test_a_group_has_values_or_groups():
     Mixed.__annotations__ = {"count": Count, "numbers": Numbers}
     with pytest.raises(TypeError, match="mixes values and groups"):
         kinds(Mixed)
+
+
+def test_pointers_come_before_numbers():
+    with pytest.raises(TypeError, match="takes a pointer after a number"):
+        Kernel(SimpleNamespace(arg_names=("eps", "y_ptr"), __name__="kernel"), (1e-5, torch.float32), 1, 1)
 
 
 def _kernels():

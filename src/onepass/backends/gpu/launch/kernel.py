@@ -16,7 +16,7 @@ from onepass.core.memory import require_memory
 
 from .descriptor import Descriptor
 from .occupancy import require_coresident
-from .signature import ALIGNMENT, filled, signature_of
+from .signature import ALIGNMENT, filled, runtime_types, signature_of
 from .source import Source, loaded
 
 
@@ -41,6 +41,9 @@ class Kernel:
         self.function, self.arguments, self.programs, self.cooperative = function, arguments, programs, cooperative
         self.descriptor = next((value for value in arguments if isinstance(value, Descriptor)), None)
         self._signature = signature_of(function.arg_names, arguments)
+        passed = [leaf.startswith("*") for leaf in runtime_types(tuple(kind for _, kind in self._signature.types))][bool(self.descriptor) :]
+        if passed != sorted(passed, reverse=True):
+            raise TypeError(f"{function.__name__} takes a pointer after a number, but a launch passes all pointers first")
         self._options = warps, cooperative, max_registers, pdl
         self.pointers = {leaf.name: leaf.dtype for leaf in self._signature.pointers}
         self.numbers = self._signature.numbers

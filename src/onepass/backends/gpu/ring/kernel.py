@@ -38,7 +38,7 @@ from .work import Work, of_tile
 
 @jit
 def ring_forward(
-    x_desc, x_ptr, y_ptr, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: RingView, maps: Maps, split: RingSplit,
+    x_desc, x_ptr, y_ptr, affine: Affine, exchange: Exchange, stats: Statistics, eps, total, view: RingView, maps: Maps, split: RingSplit,
     norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
     """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingMode of ring/launch.py."""

@@ -14,6 +14,7 @@ from onepass.backends.gpu.device.elements import load, load_x, program, store
 from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import (
     inverse_deviation,
+    known_rstd,
     lanes,
     load_statistics,
     merge,
@@ -39,15 +40,15 @@ def row_forward(
         step = tl.num_programs(0) * block.i
         if block.stages > 1:  # a program takes blocks in turn, and loads the next ones while it works on one
             for first in tl.range(pid * block.i, total, step, num_stages=block.stages):
-                _resident(io, affine, stats, eps, first, total, view, maps, norm, block)
+                _resident(io, affine, stats, eps, first, total, view, maps, norm, block, mode)
         else:
-            _resident(io, affine, stats, eps, pid * block.i, total, view, maps, norm, block)
+            _resident(io, affine, stats, eps, pid * block.i, total, view, maps, norm, block, mode)
     else:
         _part(io, affine, stats, parts_ptr, eps, pid, total, view, maps, split, norm, block, mode)
 
 
 @triton.jit
-def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr):
+def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
     """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is one run and is read once.
 
     If block.remainder is not 0, a run is held as two blocks, of block.j and block.remainder elements.
@@ -56,32 +57,51 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
     o, s = set_ // view.sets, set_ % view.sets
     x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
     here, inside = set_ < total, j < view.run
+    if mode.exact:
+        inside = tl.full((1, block.j), True, tl.int1)
     x = load(io, x_at + j, here & inside, "")
     DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
-    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
+    place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
+    if mode.early:  # these loads overlap with those of x
+        gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
     if block.remainder:
         j_rest = block.j + tl.arange(0, block.remainder)[None, :]
         inside_rest = j_rest < view.run
+        if mode.exact:
+            inside_rest = tl.full((1, block.remainder), True, tl.int1)
         x_rest = load(io, x_at + j_rest, here & inside_rest, "")
+        place_rest = Place(o=o, r=0, s=s, t=j_rest, i_inside=here, j_inside=inside_rest)
+        if mode.early:
+            gain_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_T)
+    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
+    if block.remainder:
         mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
     mean = scaled_up(mean / view.run, DTYPE)  # (2) of docs/theory.md
     if norm.centered:
-        x = tl.where(here & inside, x - mean, 0.0)
+        x -= mean
+        if not mode.exact:
+            x = tl.where(here & inside, x, 0.0)
     var = tl.sum(x * x, 1, keep_dims=True)
     if block.remainder:
         if norm.centered:
-            x_rest = tl.where(here & inside_rest, x_rest - mean, 0.0)
+            x_rest -= mean
+            if not mode.exact:
+                x_rest = tl.where(here & inside_rest, x_rest, 0.0)
         var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
     var = var / view.run  # (3) of docs/theory.md
     rstd = inverse_deviation(var, eps)
     store_statistics(stats, set_, mean, rstd, var, here)
-    place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
-    factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+    if mode.early:
+        factor = gain * rstd
+    else:
+        factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
     store(io.y_ptr, y_at + j, x * factor + term, here & inside, norm.activation, "")
     if block.remainder:
-        place = Place(o=o, r=0, s=s, t=j_rest, i_inside=here, j_inside=inside_rest)
-        factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
-        store(io.y_ptr, y_at + j_rest, x_rest * factor + term, here & inside_rest, norm.activation, "")
+        if mode.early:
+            factor_rest = gain_rest * rstd
+        else:
+            factor_rest, term_rest = fold_affine(rstd, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_T)
+        store(io.y_ptr, y_at + j_rest, x_rest * factor_rest + term_rest, here & inside_rest, norm.activation, "")
 
 
 @triton.jit
@@ -143,7 +163,7 @@ def _part(
             tl.store(parts_ptr + at, mean, mask=here)
             tl.store(parts_ptr + split.m2_offset + at, m2, mask=here)
     else:
-        mean, rstd = load_statistics(stats, set_, eps, here)
+        mean, spread = load_statistics(stats, set_, here)
     if mode.apply:
         DROP: tl.constexpr = "evict_first" if BOTH else ""
         if mode.flat:
@@ -151,6 +171,8 @@ def _part(
                 t = t_start + (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
                 inside = t < t_end
                 x = load_x(io.x_ptr, x_at + t, here & inside, DROP)
+                if not mode.reduce:  # not before the loop: this waits for `spread`, and x should be on its way by then
+                    rstd = known_rstd(stats, spread, eps)
                 place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=inside)
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
                 store(io.y_ptr, y_at + t, (x - mean) * factor + term, here & inside, norm.activation, DROP)
@@ -162,6 +184,8 @@ def _part(
                 for step_r in tl.range(0, steps_r, num_stages=block.stages):
                     r = r_start + (steps_r - 1 - step_r) * block.i + i
                     x = load_x(io.x_ptr, x_at + r.to(tl.int64) * view.x_r + t, (r < r_end) & inside, DROP)
+                    if not mode.reduce:
+                        rstd = known_rstd(stats, spread, eps)
                     place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=inside)
                     factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_T)
                     y_row = y_at + r.to(tl.int64) * view.y_r

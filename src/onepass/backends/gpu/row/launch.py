@@ -17,6 +17,8 @@ from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardO
 from onepass.backends.gpu.partials.combine import WHOLE, PartArguments, Split
 from onepass.core.problem import NormProblem
 
+MOST_EARLY = 32  # elements of a thread, up to which it loads parameters early
+
 
 class RowBlock(NamedTuple):
     i: int
@@ -32,6 +34,8 @@ class RowMode(NamedTuple):
     apply: bool  # compute y
     wide: bool  # the program id is a 64-bit integer
     flat: bool  # a set is one run, and I indexes sets; otherwise I indexes the runs of one set
+    exact: bool  # if resident: a run fills its blocks
+    early: bool  # if resident: load parameters before the statistics are known
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -47,6 +51,17 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
     resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
+
+    @property
+    def early(self) -> bool:
+        """Whether parameters are loaded before the statistics are known: if threads have few elements."""
+        elements = self.block_i * (self.block_j + self.remainder)
+        return self.resident and self.stages == 1 and elements <= MOST_EARLY * 32 * self.warps
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run fills its blocks, so that masks along a run are not needed."""
+        return self.resident and self.block_j + self.remainder == self.walk.run
 
     @property
     def reads(self) -> int:
@@ -92,7 +107,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
             RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
             RowMode(
                 *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), w.reps == 1),
-                *(self.pdl_trigger, self.pdl_wait),
+                *(self.exact, self.early, self.pdl_trigger, self.pdl_wait),
             ),
         )
 

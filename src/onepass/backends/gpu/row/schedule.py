@@ -7,6 +7,7 @@ a set that is contiguous in memory, and a row is a set of one run. A part is the
 from __future__ import annotations
 
 from math import ceil
+from typing import NamedTuple
 
 from onepass.backends.gpu.launches import (
     VECTOR_BYTES,
@@ -30,33 +31,30 @@ LEAST_AHEAD = 36000  # elements for each multiprocessor, from which programs wit
 # rows of 4096 elements take 5.8 µs on an H200 instead of 7.2, and 500 rows of 2560 take 6.3 µs instead of 8.1 (2026-11-18).
 FEW_ELEMENTS, MOST_THREADS = 12000, 512
 
+MANY_ELEMENTS = 72000  # elements for each multiprocessor, from which rows of 1025 to 2048 elements get half as many threads
+
 LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of one program
+
+
+class _Rows(NamedTuple):
+    """How programs hold rows, before the number of rows is known."""
+
+    block_i: int
+    per_thread: int  # elements
+    split: bool = True  # a row may be held as two blocks
+    stages: int = 1
+    most_warps: int = 0  # of a multiprocessor, if stages > 1
 
 
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
     """Return a tuple of one launch, whose programs keep whole rows in registers.
 
-    A block has 32 or more rows of up to 256 elements, or one or two longer rows. It has fewer rows if x has few.
+    A block has several rows of up to 1024 elements, or one or two longer rows. It has fewer rows if x has few.
     """
     w = walk(problem)
-    block_j, remainder = block_and_remainder(w.run)
-    length, stages, most_warps = block_j + remainder, 1, 0  # if stages > 1, a multiprocessor gets up to most_warps warps
-    block_i, per_thread = 1, 36 if remainder else 16 if length <= 2048 else 32  # elements for each thread
-    few = not invariant and 256 < w.run <= 8192 and w.total * w.run <= FEW_ELEMENTS * device.sms
-    if few:  # the GPU is half empty, so all time is latency: many threads, with one or two vectors each
-        block_j, remainder, length = power_of_two(w.run), 0, power_of_two(w.run)
-        per_thread = VECTOR_BYTES // problem.dtype.itemsize * (1 if 2 * w.total * w.run <= FEW_ELEMENTS * device.sms else 2)
-        per_thread = max(per_thread, length // MOST_THREADS)
-    elif length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
-        per_thread, stages, most_warps = 48, 3, 1
-    elif _loads_ahead(problem, device, remainder, length, invariant):
-        block_i, per_thread, stages, most_warps = (2, 40, 3, 16) if length > 512 else (power_of_two(768 // length + 1) // 2, 24, 3, 16)
-    elif length <= 256:
-        block_i, per_thread = (16, 6) if remainder and problem.dtype.itemsize == 4 else (max(32, 2048 // length), per_thread)
-    elif problem.scale or problem.shift:  # a row reads as many scales or shifts as elements of x
-        per_thread, stages, most_warps = 36, 3, 12
-    elif 2048 < length <= 4096 or (length <= 1024 and not remainder):
-        block_i = 2
+    block_i, per_thread, split, stages, most_warps = _rows(problem, device, invariant)
+    block_j, remainder = block_and_remainder(w.run) if split else (power_of_two(w.run), 0)
+    length = block_j + remainder
     if not invariant:  # few rows: fewer in a block, so that all multiprocessors have work
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
     programs, stages = ceil(w.total / block_i), stages_that_fit(problem, device, length * block_i, stages)
@@ -78,6 +76,32 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
     return (launch,)
 
 
+def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
+    w, size, modulated = walk(problem), problem.dtype.itemsize, bool(problem.scale or problem.shift)
+    block_j, remainder = block_and_remainder(w.run)
+    length, each = block_j + remainder, 0 if invariant else w.total * w.run / device.sms  # elements of a multiprocessor
+    if 0 < each <= FEW_ELEMENTS and 512 < w.run <= 8192:  # the GPU is half empty, so all time is latency: many threads
+        vectors = 1 if 2 * each <= FEW_ELEMENTS else 2
+        return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
+    if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
+        return _Rows(1, 48, stages=3, most_warps=1)
+    if 256 < w.run <= 512 and size == 2 and not modulated:
+        return _Rows(4 if w.run == 512 or 0 < each < LEAST_AHEAD else 2, 32, split=False)
+    if _loads_ahead(problem, device, remainder, length, invariant):
+        return _Rows(2, 40, stages=3, most_warps=16) if length > 512 else _Rows(power_of_two(768 // length + 1) // 2, 24, True, 3, 16)
+    if length <= 256:
+        if remainder:
+            return _Rows(16, 6) if size == 4 else _Rows(32, 36)
+        return _Rows(2048 // length, 8) if length <= 128 and size == 2 else _Rows(1024 // length, 32)
+    if modulated:  # a row reads as many scales or shifts as elements of x
+        return _Rows(1, 36, stages=3, most_warps=12)
+    if remainder:
+        return _Rows(1, 36)
+    if length <= 1024:
+        return _Rows(2, 16)
+    return _Rows(1, 32 if length > 2048 or each >= MANY_ELEMENTS else 16)
+
+
 def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: int, invariant: bool) -> bool:
     """Return whether programs with several short rows load ahead: those that hold a row as two blocks, and pass over it twice.
 
@@ -96,17 +120,17 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
-    whole = w.total >= device.sms or w.reps * w.run <= 2**16
+    vectors, size = flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0, w.reps * w.run
+    if vectors:
+        whole = size <= 2**16 or w.total >= device.sms * (4 if size >= 2**17 else 1)
+    else:
+        whole = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
     if whole and not (invariant or problem.spec.mix or problem.addends):
-        if w.reps > 1:
-            return (row_parts(w, device, 1, *((16384, 512) if w.reps * w.run >= 2**17 else (8192, 256)), reduce=True, apply=True),)
-        if not problem.spec.centered:
-            return (row_parts(w, device, 1, 8192, 1024, reduce=True, apply=True),)
-        if w.run <= 2**17:
-            return (row_parts(w, device, 1, 4096, 512, reduce=True, apply=True),)
-        return (row_parts(w, device, 1, 2048, 256, stages_that_fit(problem, device, 2048, 3), reduce=True, apply=True),)
+        return (_whole_sets(problem, w, device, vectors),)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
-    if flat.reps > 1:
+    if not vectors:  # loads of few bytes: many threads
+        reduce, apply = (8, 2048, 256, 1), (32, 1024, 256) if w.run >= 2**15 else (16, 1024, 128)
+    elif flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
         threads = 128 if device.chains else 256  # on sm_80 (A100, which does not chain), 128 threads spill registers
@@ -115,6 +139,21 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
     applied = row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
     return chained(device, (reduced, combine_launch(flat, reduced.parts, device), applied))
+
+
+def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> RowLaunch:
+    """Return the launch whose programs reduce and apply one set each. Without `vectors`, threads load few bytes at a time."""
+    if not vectors:
+        size, threads, stages = 2048, 512, 1
+    elif w.reps > 1:
+        size, threads, stages = (16384, 512, 1) if w.reps * w.run >= 2**17 else (8192, 256, 1)
+    elif not problem.spec.centered:
+        size, threads, stages = 8192, 1024, 1
+    elif w.run <= 2**17:
+        size, threads, stages = 4096, 512, 1
+    else:
+        size, threads, stages = 2048, 256, stages_that_fit(problem, device, 2048, 3)
+    return row_parts(w, device, 1, size, threads, stages, reduce=True, apply=True)
 
 
 def row_parts(

@@ -32,7 +32,7 @@ from .launch import Exchange, TeamSplit
 
 @triton.jit
 def team_forward(
-    io: Tensors, affine: Affine, stats: Statistics, exchange: Exchange, eps, view: View, maps: Maps, split: TeamSplit,
+    io: Tensors, affine: Affine, exchange: Exchange, stats: Statistics, eps, view: View, maps: Maps, split: TeamSplit,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
     """Normalize all units of work.

@@ -83,10 +83,13 @@ class TeamLaunch(SharedSetLaunch):
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
+        io, affine, stats = forward_pointers(problem, options)
         even = self.resident and self.members * self.block_i == w.reps and self.blocks * self.block_j == w.columns
         return (
-            *forward_pointers(problem, options),
+            io,
+            affine,
             Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
+            stats,
             float(problem.spec.eps),
             view_of(w, w.dense),
             maps_of(w),

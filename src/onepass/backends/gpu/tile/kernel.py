@@ -15,6 +15,7 @@ from onepass.backends.gpu.device.elements import load, load_x, program, store
 from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import (
     inverse_deviation,
+    known_rstd,
     lanes,
     load_statistics,
     merge,
@@ -111,7 +112,8 @@ def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.co
         tl.store(parts_ptr + split.m2_offset + at, m2, mask=here)
     else:
         PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
-        mean, rstd = load_statistics(stats, o * view.sets + s, eps, here)
+        mean, spread = load_statistics(stats, o * view.sets + s, here)
+        rstd = known_rstd(stats, spread, eps)
         if not PARAM_PER_ROW:
             place = Place(o=o, r=0, s=s, t=t, i_inside=None, j_inside=here)
             factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)

@@ -24,7 +24,7 @@ from .launch import WholeSetSplit
 
 @triton.jit
 def whole_set_forward(
-    io: Tensors, affine: Affine, stats: Statistics, exchange: Exchange, eps, total, view: View, maps: Maps, split: WholeSetSplit,
+    io: Tensors, affine: Affine, exchange: Exchange, stats: Statistics, eps, total, view: View, maps: Maps, split: WholeSetSplit,
     norm: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
     """Normalize `total` sets. `norm` is a Norm of device/groups.py, `mode` a WholeSetMode of whole_set/launch.py."""

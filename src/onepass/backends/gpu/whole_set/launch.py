@@ -75,9 +75,12 @@ class WholeSetLaunch(SharedSetLaunch):
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
+        io, affine, stats = forward_pointers(problem, options)
         return (
-            *forward_pointers(problem, options),
+            io,
+            affine,
             Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
+            stats,
             float(problem.spec.eps),
             w.total,
             view_of(w, w.dense),
