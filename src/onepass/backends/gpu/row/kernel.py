@@ -64,6 +64,7 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
     place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
     if mode.early:  # these loads overlap with those of x
         gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
     if block.remainder:
         j_rest = block.j + tl.arange(0, block.remainder)[None, :]
         inside_rest = j_rest < view.run
@@ -73,8 +74,6 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
         place_rest = Place(o=o, r=0, s=s, t=j_rest, i_inside=here, j_inside=inside_rest)
         if mode.early:
             gain_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_T)
-    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
-    if block.remainder:
         mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
     mean = scaled_up(mean / view.run, DTYPE)  # (2) of docs/theory.md
     if norm.centered:
@@ -88,7 +87,7 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
             if not mode.exact:
                 x_rest = tl.where(here & inside_rest, x_rest, 0.0)
         var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
-    var = var / view.run  # (3) of docs/theory.md
+    var = var * (1.0 / view.run)  # (3) of docs/theory.md; one division for all rows
     rstd = inverse_deviation(var, eps)
     store_statistics(stats, set_, mean, rstd, var, here)
     if mode.early:

@@ -92,7 +92,9 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if length <= 256:
         if remainder:
             return _Rows(16, 6) if size == 4 else _Rows(32, 36)
-        return _Rows(2048 // length, 8) if length <= 128 and size == 2 else _Rows(1024 // length, 32)
+        if size == 2:
+            return _Rows(2048 // length, 8) if length <= 128 else _Rows(1024 // length, 32)
+        return _Rows(1024 // length, 32) if w.run * size % VECTOR_BYTES == 0 else _Rows(max(32, 2048 // length), 16)
     if modulated:  # a row reads as many scales or shifts as elements of x
         return _Rows(1, 36, stages=3, most_warps=12)
     if remainder:
@@ -120,9 +122,9 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
-    vectors, size = flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0, w.reps * w.run
+    size, vectors = w.reps * w.run, flat.run < 1024 or flat.run * problem.dtype.itemsize % 8 == 0
     if vectors:
-        whole = size <= 2**16 or w.total >= device.sms * (4 if size >= 2**17 else 1)
+        whole = size <= 2**16 or w.total >= device.sms
     else:
         whole = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
     if whole and not (invariant or problem.spec.mix or problem.addends):

@@ -39,8 +39,8 @@ def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
     length = block_i + remainder
     block_j = max(min(power_of_two(w.sets) * block_run, 32 if length <= 128 else NARROWEST), block_run)
     per_thread = (128 if length <= 128 else 64) if device.prefetches else 32  # elements; on AMD, more than 32 spill registers
-    threads, one_by_one = length * block_j // per_thread, bool(remainder) and not can_load_ahead(problem, w)
-    warps = warps_for(power_of_two(threads) if one_by_one else threads, device)  # more loads: their addresses take registers
+    threads, one_by_one = length * block_j // per_thread, not can_load_ahead(problem, w)
+    warps = warps_for(power_of_two(threads) if one_by_one and remainder else threads, device)  # more loads: addresses take registers
     blocks = ceil(w.sets * block_run / block_j)
     stages = 1 if one_by_one or length * block_j > 8192 else stages_that_fit(problem, device, length * block_j, 3)
     programs = w.outer * blocks if stages == 1 else min(w.outer * blocks, max(8 // warps, 1) * device.sms)
