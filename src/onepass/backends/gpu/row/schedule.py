@@ -130,8 +130,9 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     if whole and not (invariant or problem.spec.mix or problem.addends):
         return (_whole_sets(problem, w, device, vectors),)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
-    if not vectors:  # loads of few bytes: many threads
-        reduce, apply = (8, 2048, 256, 1), (32, 1024, 256) if w.run >= 2**15 else (16, 1024, 128)
+    wide = problem.dtype.itemsize == 4
+    if not vectors and not (wide and w.total == 1 and size >= 2**22):  # loads of few bytes: many threads
+        reduce, apply = (8, 1024, 128, 1), (32, 1024, 256) if w.reps == 1 or wide else (16, 1024, 128)
     elif flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
