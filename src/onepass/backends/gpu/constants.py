@@ -22,10 +22,12 @@ SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y pas
 # good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
 SPEED = {"row": 1.05, "row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
 UNALIGNED_RUN = {2: 0.6, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
+UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
+NARROW_COLUMNS = 0.75  # `tile`: a block has less than 64 bytes of a row
 DIVISION = 0.55  # `row`: each element finds its parameters by a division
 # `row`, if there is a mean to subtract: rows of more than 16384 elements; and in two blocks, of more than 8192.
 LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.72
-ROW_WITHOUT_MEAN = 1.15  # `row`: there is no mean to subtract, and a row is one block
+ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 16384 elements
 REREAD_ACTIVATION = 0.83  # `row_reread` with an activation
 REREAD_AT_ONCE = 0.82  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one

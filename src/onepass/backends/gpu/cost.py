@@ -50,7 +50,8 @@ def traffic_cost(
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
         w = walk(problem)
-        few = constants.FEW_SHORT if forward and launches[0].resident and w.reps * w.run <= 8192 else constants.FEW_PROGRAMS
+        short = forward and launches[0].resident and w.reps * w.run <= 8192
+        few = constants.FEW_SHORT if short else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
@@ -62,6 +63,8 @@ def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: 
     w, first, rate = walk(problem), launches[0], 1.0
     if first.resident:
         rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
+        narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
+        rate *= constants.NARROW_COLUMNS if narrow else 1.0
     if family == "tile_reread":
         rate *= min(w.reps / first.block_i, 1.0)  # few rows leave a part of each block empty
         rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less
@@ -93,8 +96,10 @@ def _row_rate(problem: NormProblem) -> float:
     if w.reps > 1:
         return 1.0
     run, (block, remainder) = w.run, block_and_remainder(w.run)
+    if run > 8192 and problem.dtype.itemsize == 2 and run % 4:
+        return constants.UNALIGNED_LONG_ROW
     if not problem.spec.centered:
-        return 1.0 if remainder else constants.ROW_WITHOUT_MEAN
+        return 1.0 if remainder or run > 16384 else constants.ROW_WITHOUT_MEAN
     rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0
     return rate * (constants.LONG_ROW_IN_TWO if run > 8192 and remainder else 1.0)
 
