@@ -18,12 +18,10 @@ ONE_BLOCK_EACH = 2**20  # programs for each multiprocessor: so many that each ha
 
 
 def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    large = prod(problem.shape) >= 2**22
     if used_fraction(problem, ROW) >= used_fraction(problem, TILE):
         w = walk(problem, cut=True)
-        programs, size, threads = (8, 4096, 512) if large else (16, 1024, 128)
-        return (row_parts(w, device, ceil(programs * device.sms / w.total), size, threads, apply=True),)
+        return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
     w = walk(problem)
-    if large and problem.dtype.itemsize == 4:
+    if prod(problem.shape) >= 2**22 and problem.dtype.itemsize == 4:
         return (tile_parts(w, device, ONE_BLOCK_EACH, 64, 256),)
     return (tile_apply(problem, w, device),)

@@ -83,6 +83,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if 0 < each <= FEW_ELEMENTS and 512 < w.run <= 8192:  # the GPU is half empty, so all time is latency: many threads
         vectors = 1 if 2 * each <= FEW_ELEMENTS else 2
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
+    if w.run > 2048 and length <= 20480 and size == 2 and w.run % 4:  # loads of 2 or 4 bytes: many threads, which load nothing ahead
+        return _Rows(1, 20 if length <= 16384 else 40)
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
     if 256 < w.run <= 512 and size == 2 and not modulated:
@@ -160,13 +162,21 @@ def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool) ->
 
 
 def row_parts(
-    w: Walk, device: Device, parts: int, size: int, threads: int, stages: int = 1, reduce: bool = False, apply: bool = False
+    w: Walk,
+    device: Device,
+    parts: int,
+    size: int,
+    threads: int,
+    stages: int = 1,
+    widest: int = 2**20,
+    reduce: bool = False,
+    apply: bool = False,
 ) -> RowLaunch:
     """Return a launch that cuts each set into about `parts` parts, and each part into blocks of at most `size` elements.
 
-    A block of `size` elements gets `threads` threads, and a smaller block fewer.
+    A block of `size` elements gets `threads` threads, and a smaller block fewer. A block has at most `widest` elements of a run.
     """
-    block_j = min(power_of_two(w.run), size)
+    block_j = min(power_of_two(w.run), size, widest)
     # A block has block_i runs of one set or, if each set is one run, block_i sets.
     block_i = min(size // block_j, power_of_two(w.reps)) if w.reps > 1 else size // block_j
     split = split_set(w, parts, block_i, block_j)
