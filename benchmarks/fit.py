@@ -261,13 +261,16 @@ def fit(model: Model, points: Sequence[Point], device: Device) -> dict[str, floa
 
     found, step = model.values(), 0.2
     best = error(found)
-    while step > 0.003:  # change one constant at a time; take smaller steps if none helps
-        tried = [found | {name: found[name] * factor} for name in model.constants for factor in (1 + step, 1 / (1 + step))]
-        better = min(tried, key=error)
-        if error(better) < best - 1e-7:
-            found, best = better, error(better)
-        else:
+    while step > 0.003:  # change the constant that helps most, as far as it helps; take smaller steps if none does
+        moves = [(name, factor) for name in model.constants for factor in (1 + step, 1 / (1 + step))]
+        errors = [error(found | {name: found[name] * factor}) for name, factor in moves]
+        now = min(errors)
+        name, factor = moves[errors.index(now)]
+        if now >= best - 1e-4 * best:
             step /= 2
+        while now < best - 1e-7:
+            found, best = found | {name: found[name] * factor}, now
+            now = error(found | {name: found[name] * factor})
     return found
 
 
