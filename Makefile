@@ -14,7 +14,7 @@ demo: $(DEMO)
 	@$(BIN)/onepass demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/backends/gpu/test_interpreter.py tests/core/test_toy_norm.py
 
 lint: $(READY)

@@ -282,6 +282,28 @@ def test_when_an_x_at_an_odd_address_is_copied_first(dtype, channels, copies):
     assert plan(problem, H200, options=Options("tile_reread")).launches[0].needs_aligned_x(problem) == copies
 
 
+@pytest.mark.parametrize("height, copies", [(32, True), (8, False)])
+def test_a_team_with_many_elements_copies_an_x_at_an_odd_address(height, copies):
+    """Loads of single elements need an address each: with 128 elements for each thread, registers spilled."""
+    problem = _bind(norms.instance_norm(), (6, 400, height, 33), "channels_last", torch.float16)
+    (launch,) = plan(problem, H200, options=Options("team")).launches
+    assert launch.resident and launch.needs_aligned_x(problem) == copies
+
+
+def test_long_odd_runs_are_cut_the_same_way_in_every_batch():
+    one, many = (_bind(norms.layer_norm(1), (rows, 2**22 + 1)) for rows in (1, 5))
+    one, many = (plan(problem, H200, options=Options("row_reread", invariant=True)).launches[0] for problem in (one, many))
+    assert (one.block_j, one.warps, one.stages, one.split) == (many.block_j, many.warps, many.stages, many.split)
+
+
+def test_short_rows_share_a_program():
+    """A row of up to 256 elements belongs to one warp: a program has a multiple of as many rows as warps."""
+    for dtype in (torch.float16, torch.float32):
+        for length in (8, 19, 64, 128, 200, 256):
+            (launch,) = plan(_bind(norms.rms_norm(1, 1e-6), (100000, length), dtype=dtype), H200, options=Options("row")).launches
+            assert launch.block_i % launch.warps == 0, (dtype, length)
+
+
 def test_a_long_row_fills_the_gpu():
     for step in plan(_bind(norms.layer_norm(1), (1, 2**24)), H200).launches[::2]:
         assert step.programs >= H200.sms

@@ -81,6 +81,7 @@ SMALL = {
     Case("batch_norm", (3, 5, 6, 6), running=True): ALL,
     Case("batch_norm", (3, 5, 6, 6), "channels_last", running=True, wide=True): ALL,
     Case("batch_norm", (3, 5, 6, 6), modulate=True): Runs("row_reread tile_reread", "tile whole_set team"),
+    Case("batch_norm", (4, 5, 40, 41), evaluate=True): APPLY,
     Case("batch_norm", (3, 5, 6, 6), evaluate=True, activation="relu"): APPLY,
     Case("batch_norm", (3, 5, 6, 6), "channels_last", evaluate=True, wide=True): APPLY,
     Case("layer_norm2d", (2, 24, 3, 5), modulate=True): ALL,

@@ -77,6 +77,10 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
 
 def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
+    """Return how programs hold the rows of a problem. A row of up to 256 elements belongs to one warp, so its sums need no shared memory.
+
+    docs/measured.md has the times ("Short rows, odd runs and evaluation").
+    """
     w, size, modulated = walk(problem), problem.dtype.itemsize, bool(problem.scale or problem.shift)
     block_j, remainder = block_and_remainder(w.run)
     length, each = block_j + remainder, 0 if invariant else w.total * w.run / device.sms  # elements of a multiprocessor
@@ -124,7 +128,8 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
-    size, vectors = w.reps * w.run, flat.run < 1024 or flat.run * problem.dtype.itemsize % 8 == 0
+    size = w.reps * w.run
+    vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % 8 == 0  # loads of 8 bytes or more; or runs are short
     if vectors:
         whole = size <= 2**16 or w.total >= device.sms
     else:
@@ -133,7 +138,8 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
         return (_whole_sets(problem, w, device, vectors),)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     wide = problem.dtype.itemsize == 4
-    if not vectors and not (wide and w.total == 1 and size >= 2**22):  # loads of few bytes: many threads
+    ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
+    if not vectors and not ahead:  # loads of few bytes: many threads
         reduce, apply = (8, 1024, 128, 1), (32, 1024, 256) if w.reps == 1 or wide else (16, 1024, 128)
     elif flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
