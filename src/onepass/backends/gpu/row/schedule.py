@@ -129,7 +129,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     """
     w, flat = walk(problem, cut=True), walk(problem)
     size = w.reps * w.run
-    vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % 8 == 0  # loads of 8 bytes or more; or runs are short
+    vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0  # whole vectors are loaded; or runs are short
     if vectors:
         whole = size <= 2**16 or w.total >= device.sms
     else:
