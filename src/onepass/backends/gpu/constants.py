@@ -18,7 +18,7 @@ FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its shar
 FEW_SHORT = 4.0  # the same, for sets of up to 8192 elements that one program keeps, with many loads under way
 SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
-# The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 367 problems are
+# The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 461 problems are
 # good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
 SPEED = {"row": 1.05, "row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
 UNALIGNED_RUN = {2: 0.6, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
