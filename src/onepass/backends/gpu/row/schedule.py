@@ -94,11 +94,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if 256 < w.run <= 512 and size == 2 and not modulated:
         return _Rows(4 if w.run == 512 or 0 < each < LEAST_AHEAD else 2, 32, split=False)
     if _loads_ahead(problem, device, remainder, length, invariant):
-        return (
-            _Rows(2, 40, stages=3, most_warps=16)
-            if length > 512
-            else _Rows(power_of_two(768 // length + 1) // 2, 24, stages=3, most_warps=16)
-        )
+        block_i, per_thread = (2, 40) if length > 512 else (power_of_two(768 // length + 1) // 2, 24)
+        return _Rows(block_i, per_thread, stages=3, most_warps=16)
     if length <= 256:
         if remainder:
             return _Rows(16, 6) if size == 4 else _Rows(32, 36)
