@@ -52,10 +52,11 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     from onepass.backends.gpu.forward import kernels
 
     found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
+    aligned = not getattr(problem, "shift", 0) or chosen.launches[0].needs_aligned_x(bound)
     # Dispatch compiles these too, in `check_launchable`.
     pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
     checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
-    return [kernel.source() for kernel in (*found, *checked)]
+    return [*(kernel.source(aligned) for kernel in found), *(kernel.source() for kernel in checked)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:

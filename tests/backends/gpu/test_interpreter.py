@@ -27,6 +27,7 @@ ROWS = Runs("row row_reread")
 ROW_FORWARD = Runs("row_reread", "row")
 FOLDED = Runs("row_reread", "row whole_set")  # a set is one run, long enough to be read as rows
 TILES = Runs("tile tile_reread", "whole_set team row_reread")
+GATHERED_TILES = Runs("tile tile_reread", "whole_set team row_reread row")  # runs have 32 bytes or more
 ALL = Runs("tile row_reread tile_reread", "whole_set team")
 APPLY = Runs("apply")
 
@@ -64,11 +65,11 @@ SMALL = {
     Case("rms_norm", (2, 3, 40), "sliced", residual=True, offset=1.0, eps=1e-6): ROWS,
     Case("rms_norm", (2, 3, 2, 16), "sliced", wide=True): ROWS,
     Case("group_norm", (2, 12, 5, 7), groups=4, activation="silu"): ROW_FORWARD,
-    Case("group_norm", (2, 20, 5, 7), "channels_last", groups=2, activation="silu", modulate=True): TILES,
+    Case("group_norm", (2, 20, 5, 7), "channels_last", groups=2, activation="silu", modulate=True): GATHERED_TILES,
     Case("group_norm", (2, 12, 5, 7), "channels_last", groups=4, init="shifted", wide=True): TILES,
     Case("group_norm", (2, 12, 5, 7), groups=3, modulate=True, affine="none"): ROW_FORWARD,
     Case("group_norm", (2, 12, 5), "channels_last", groups=4, residual=True, modulate=True): TILES,
-    Case("group_norm", (7, 20, 3, 5), "channels_last", groups=2, modulate=True): TILES,  # more units than teams
+    Case("group_norm", (7, 20, 3, 5), "channels_last", groups=2, modulate=True): GATHERED_TILES,  # more units than teams
     Case("group_norm", (1, 12, 90, 61), "channels_last", groups=4, residual=True): Runs(
         "tile_reread", "team row_reread"
     ),  # a team reads again
@@ -78,9 +79,9 @@ SMALL = {
     Case("instance_norm", (2, 3, 6, 7), "channels_last", running=True, activation="relu"): ALL,
     Case("instance_norm", (2, 3, 40), running=True): ROWS,
     Case("batch_norm", (4, 5), running=True): ALL,
-    Case("batch_norm", (3, 5, 6, 6), running=True): ALL,
+    Case("batch_norm", (3, 5, 6, 6), running=True): Runs("tile row_reread tile_reread", "whole_set team row"),
     Case("batch_norm", (3, 5, 6, 6), "channels_last", running=True, wide=True): ALL,
-    Case("batch_norm", (3, 5, 6, 6), modulate=True): Runs("row_reread tile_reread", "tile whole_set team"),
+    Case("batch_norm", (3, 5, 6, 6), modulate=True): Runs("row_reread tile_reread", "tile whole_set team row"),
     Case("batch_norm", (4, 5, 40, 41), evaluate=True): APPLY,
     Case("batch_norm", (3, 5, 6, 6), evaluate=True, activation="relu"): APPLY,
     Case("batch_norm", (3, 5, 6, 6), "channels_last", evaluate=True, wide=True): APPLY,
@@ -190,7 +191,7 @@ NORMS = {
     "across samples": lambda module, x: module.batch_norm(x, None, None, training=True),
 }
 ALONG, ACROSS = ("row", "row_reread"), ("tile", "whole_set", "team", "row_reread", "tile_reread")
-RUNS_ON = {"row": ALONG, "rms": ALONG, "tail": ALONG, "tile": ACROSS, "across samples": ACROSS}
+RUNS_ON = {"row": ALONG, "rms": ALONG, "tail": ALONG, "tile": ACROSS, "across samples": (*ACROSS, "row")}
 
 
 @pytest.mark.parametrize("values", LARGE)

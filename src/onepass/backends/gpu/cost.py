@@ -55,7 +55,8 @@ def traffic_cost(
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
-    return constants.START + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
+    start = constants.GATHERED_START if family == "row" and forward and walk(problem).reps > 1 else constants.START
+    return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
 def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: tuple[str, ...]) -> float:
@@ -65,6 +66,8 @@ def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: 
         rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
         narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
         rate *= constants.NARROW_COLUMNS if narrow else 1.0
+        one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
+        rate *= constants.GATHERED_ONE_BY_ONE if one_by_one else 1.0
     if family == "tile_reread":
         rate *= min(w.reps / first.block_i, 1.0)  # few rows leave a part of each block empty
         rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less

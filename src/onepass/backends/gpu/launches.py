@@ -232,6 +232,14 @@ def loads_ahead_one_by_one(problem: NormProblem, w: Walk, stages: int) -> bool:
     return stages > 1 and size == 4 and w.x[1] * size % 16 == 0
 
 
+def unaligned_warps(elements: int, per_thread: int) -> int:
+    """Return how many warps have `per_thread` elements of a block for each thread, if x is at an address that is no multiple of 16 bytes.
+
+    There each element is loaded alone, and a thread with many elements has too few registers for their addresses.
+    """
+    return max(min(power_of_two(elements // (32 * per_thread)), 32), 1)
+
+
 def warps_for(threads: int, device: Device) -> int:
     """Return how many warps `threads` threads fill, rounded down to a power of two. More threads than 1024 count as 1024."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)

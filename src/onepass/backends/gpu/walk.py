@@ -82,6 +82,17 @@ def by_channel(w: Walk) -> Walk:
     return replace(w, param=replace(w.param, channel_run=1), modulation=replace(w.modulation, channel_run=1))
 
 
+def run_by_run(w: Walk) -> Walk:
+    """Return the walk whose sets are the runs of w, in the order of memory: r of w is its o. w.outer must be 1.
+
+    Sets with the same s share their statistics, which must be given.
+    """
+    assert w.outer == 1, w
+    x, y = ((strides[1], 0, strides[2]) for strides in (w.x, w.y))
+    param, modulation = (replace(p, every=1, period=w.reps, a=p.b, b=0) for p in (w.param, w.modulation))
+    return Walk(w.reps * w.sets, 1, w.sets, w.run, x, y, param, modulation)
+
+
 def _cut(p: ParamMap, run: int) -> ParamMap:
     inner = p.channel_run < run
     return replace(p, b=run // p.channel_run * p.d, d=p.d if inner else 0, channel_run=p.channel_run if inner else 1)

@@ -5,22 +5,27 @@ It is a launch of the row walk or of the tile walk, whichever uses more of the b
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, prod
 
 from onepass.backends.gpu.launches import ForwardLaunch
 from onepass.backends.gpu.row.schedule import row_parts
 from onepass.backends.gpu.tile.schedule import tile_apply, tile_parts
-from onepass.backends.gpu.walk import ROW, TILE, used_fraction, walk
+from onepass.backends.gpu.walk import ROW, TILE, run_by_run, used_fraction, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-ONE_BLOCK_EACH = 2**20  # programs for each multiprocessor: so many that each has one block
+ONE_BLOCK_EACH = 2**20  # programs for each multiprocessor, or parts: so many that each has one block
+FEW = 2**22  # elements of x, below which a block has only 1024 elements
 
 
 def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
     if used_fraction(problem, ROW) >= used_fraction(problem, TILE):
         w = walk(problem, cut=True)
-        return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
+        if w.outer > 1 or w.reps == 1:
+            return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
+        size, threads = (1024, 64) if prod(problem.shape) < FEW else (2048, 128)
+        return (replace(row_parts(run_by_run(w), device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
     w = walk(problem)
     if prod(problem.shape) >= 2**22 and problem.dtype.itemsize == 4:
         return (tile_parts(w, device, ONE_BLOCK_EACH, 64, 256),)

@@ -23,8 +23,8 @@ from .source import Source, loaded
 class Kernel:
     """A Triton function with its arguments, on `programs` programs of `warps` warps.
 
-    `pointers` has the dtype of each operand that the kernel reads or writes, in the order in which a launch passes
-    them.
+    At addresses that are no multiples of 16 bytes, a program has `unaligned_warps` warps, if that is more. `pointers` has
+    the dtype of each operand that the kernel reads or writes, in the order in which a launch passes them.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Kernel:
         cooperative: bool = False,
         max_registers: int = 0,
         pdl: bool = False,
+        unaligned_warps: int = 0,
     ) -> None:
         self.function, self.arguments, self.programs, self.cooperative = function, arguments, programs, cooperative
         self.descriptor = next((value for value in arguments if isinstance(value, Descriptor)), None)
@@ -44,7 +45,8 @@ class Kernel:
         passed = [leaf.startswith("*") for leaf in runtime_types(tuple(kind for _, kind in self._signature.types))][bool(self.descriptor) :]
         if passed != sorted(passed, reverse=True):
             raise TypeError(f"{function.__name__} takes a pointer after a number, but a launch passes all pointers first")
-        self._options = warps, cooperative, max_registers, pdl
+        self._warps = {True: warps, False: max(warps, unaligned_warps)}  # by whether pointers are aligned
+        self._options = cooperative, max_registers, pdl
         self.pointers = {leaf.name: leaf.dtype for leaf in self._signature.pointers}
         self.numbers = self._signature.numbers
 
@@ -53,7 +55,7 @@ class Kernel:
         types, constants, divisors, pointers, _ = self._signature
         if aligned:
             divisors = *((leaf.path, ALIGNMENT) for leaf in pointers), *divisors
-        return Source(self.function, types, constants, divisors, *self._options)
+        return Source(self.function, types, constants, divisors, self._warps[aligned], *self._options)
 
     def load(self, device: int, aligned: bool = True) -> tuple[Any, Any, Any]:
         """Compile the kernel, unless that is done. Return Triton's launcher and the two objects that it takes first.

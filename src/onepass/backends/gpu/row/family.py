@@ -1,7 +1,7 @@
 """The families `row` and `row_reread`, whose kernels read each set along its contiguous runs (the row walk).
 
-A set is the elements that share one mean and variance. `row` keeps whole sets of one run in registers, so that x is read
-once. `row_reread` reads sets of any size twice.
+A set is the elements that share one mean and variance. `row` keeps whole sets in registers, so that x is
+read once. `row_reread` reads sets of any size twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import schedule, schedule_backward
 
 class Row(TrafficFamily):
     name = "row"
-    summary = "programs keep whole sets of one run: x is read once"
+    summary = "programs keep whole sets, which they read along their runs: x is read once"
     walks = (ROW,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
@@ -26,7 +26,7 @@ class Row(TrafficFamily):
         if reasons or x is None:
             return reasons
         if x.reps > 1:
-            return [f"a set has {x.reps} runs, and a row is one run"]
+            return ["a set has several runs"] if direction == BACKWARD else schedule.why_not_gathered(problem)
         longest = schedule_backward.LONGEST_ROW if direction == BACKWARD else schedule.LONGEST_ROW
         if x.run > longest:
             return [f"a row of {x.run} elements is longer than the {longest} that fit in one program"]

@@ -49,33 +49,36 @@ def row_forward(
 
 @triton.jit
 def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
-    """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is one run and is read once.
+    """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is read once, its runs one after another.
 
-    If block.remainder is not 0, a run is held as two blocks, of block.j and block.remainder elements.
+    If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements.
     """
+    n = view.run if mode.flat else view.reps * view.run
     set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     o, s = set_ // view.sets, set_ % view.sets
     x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
-    here, inside = set_ < total, j < view.run
+    here, inside = set_ < total, j < n
     if mode.exact:
         inside = tl.full((1, block.j), True, tl.int1)
-    x = load(io, x_at + j, here & inside, "")
+    r, t = _run_and_place(j, view, mode)
+    x = load(io, x_at + (r * view.x_r + t), here & inside, "")
     DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
-    place = Place(o=o, r=0, s=s, t=j, i_inside=here, j_inside=inside)
+    place = Place(o=o, r=r, s=s, t=t, i_inside=here, j_inside=inside)
     if mode.early:  # these loads overlap with those of x
-        gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+        gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
     mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
     if block.remainder:
         j_rest = block.j + tl.arange(0, block.remainder)[None, :]
-        inside_rest = j_rest < view.run
+        inside_rest = j_rest < n
         if mode.exact:
             inside_rest = tl.full((1, block.remainder), True, tl.int1)
-        x_rest = load(io, x_at + j_rest, here & inside_rest, "")
-        place_rest = Place(o=o, r=0, s=s, t=j_rest, i_inside=here, j_inside=inside_rest)
+        r_rest, t_rest = _run_and_place(j_rest, view, mode)
+        x_rest = load(io, x_at + (r_rest * view.x_r + t_rest), here & inside_rest, "")
+        place_rest = Place(o=o, r=r_rest, s=s, t=t_rest, i_inside=here, j_inside=inside_rest)
         if mode.early:
-            gain_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_T)
+            gain_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
         mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
-    mean = scaled_up(mean / view.run, DTYPE)  # (2) of docs/theory.md
+    mean = scaled_up(mean / n, DTYPE)  # (2) of docs/theory.md
     if norm.centered:
         x -= mean
         if not mode.exact:
@@ -87,20 +90,30 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
             if not mode.exact:
                 x_rest = tl.where(here & inside_rest, x_rest, 0.0)
         var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
-    var = var * (1.0 / view.run)  # (3) of docs/theory.md; one division for all rows
+    var = var * (1.0 / n)  # (3) of docs/theory.md; one division for all rows
     rstd = inverse_deviation(var, eps)
     store_statistics(stats, set_, mean, rstd, var, here)
     if mode.early:
         factor = gain * rstd
     else:
-        factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
-    store(io.y_ptr, y_at + j, x * factor + term, here & inside, norm.activation, "")
+        factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
+    store(io.y_ptr, y_at + (r * view.y_r + t), x * factor + term, here & inside, norm.activation, "")
     if block.remainder:
         if mode.early:
             factor_rest = gain_rest * rstd
         else:
-            factor_rest, term_rest = fold_affine(rstd, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_T)
-        store(io.y_ptr, y_at + j_rest, x_rest * factor_rest + term_rest, here & inside_rest, norm.activation, "")
+            factor_rest, term_rest = fold_affine(rstd, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
+        y_rest = y_at + (r_rest * view.y_r + t_rest)
+        store(io.y_ptr, y_rest, x_rest * factor_rest + term_rest, here & inside_rest, norm.activation, "")
+
+
+@triton.jit
+def _run_and_place(j, view, mode: tl.constexpr):
+    """Return r and t of the elements j of a set, whose runs are counted one after another."""
+    if mode.flat:
+        return 0, j
+    else:
+        return (j // view.run).to(tl.int64), j % view.run
 
 
 @triton.jit
@@ -162,7 +175,7 @@ def _part(
             tl.store(parts_ptr + at, mean, mask=here)
             tl.store(parts_ptr + split.m2_offset + at, m2, mask=here)
     else:
-        mean, spread = load_statistics(stats, set_, here)
+        mean, spread = load_statistics(stats, s if mode.by_s else set_, here)
     if mode.apply:
         DROP: tl.constexpr = "evict_first" if BOTH else ""
         if mode.flat:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, view_of
-from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions
+from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, unaligned_warps
 from onepass.backends.gpu.partials.combine import WHOLE, PartArguments, Split
 from onepass.core.problem import NormProblem
 
@@ -23,45 +23,56 @@ MOST_EARLY = 32  # elements of a thread, up to which it loads parameters early
 class RowBlock(NamedTuple):
     i: int
     j: int
-    remainder: int  # if resident: elements of a second block, which holds the rest of a run; 0 if there is none
+    remainder: int  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int  # blocks that are loaded or worked on at the same time
     run_fits: bool  # a whole run fits into one block
 
 
 class RowMode(NamedTuple):
-    resident: bool  # a program keeps whole sets of one run in registers; otherwise it goes through a part of a set block by block
+    resident: bool  # a program keeps whole sets in registers; otherwise it goes through a part of a set block by block
     reduce: bool  # compute moments
     apply: bool  # compute y
     wide: bool  # the program id is a 64-bit integer
-    flat: bool  # a set is one run, and I indexes sets; otherwise I indexes the runs of one set
-    exact: bool  # if resident: a run fills its blocks
+    flat: bool  # a set is one run. If not resident, I then indexes sets, and otherwise the runs of one set
+    exact: bool  # if resident: a set fills its blocks
     early: bool  # if resident: load parameters before the statistics are known
+    by_s: bool  # sets with the same s share their statistics, which are given
     pdl_trigger: bool
     pdl_wait: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLaunch(ChainedLaunch, ForwardLaunch):
-    """A launch of `row_forward`. J goes along a run. I indexes sets of one run each, or the runs of one set."""
+    """A launch of `row_forward`. J goes along a run, or along all runs of a set if the launch is resident. I indexes sets or runs."""
 
     name: ClassVar[str] = "row"
     split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
-    remainder: int = 0  # if resident: elements of a second block, which holds the rest of a run; 0 if there is none
+    remainder: int = 0  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
     resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
+    by_s: bool = False  # sets with the same s share their statistics, which are given
+
+    @property
+    def elements(self) -> int:
+        """How many elements a block has."""
+        return self.block_i * (self.block_j + self.remainder)
+
+    @property
+    def flat(self) -> bool:
+        """Whether a set is one run, and a block may have several sets."""
+        return self.walk.reps == 1 and not (self.by_s and self.block_i == 1)
 
     @property
     def early(self) -> bool:
         """Whether parameters are loaded before the statistics are known: if threads have few elements."""
-        elements = self.block_i * (self.block_j + self.remainder)
-        return self.resident and self.stages == 1 and elements <= MOST_EARLY * 32 * self.warps
+        return self.resident and self.stages == 1 and self.elements <= MOST_EARLY * 32 * self.warps
 
     @property
     def exact(self) -> bool:
-        """Whether a run fills its blocks, so that masks along a run are not needed."""
-        return self.resident and self.block_j + self.remainder == self.walk.run
+        """Whether a set fills its blocks, so that masks along J are not needed."""
+        return self.resident and self.block_j + self.remainder == self.walk.reps * self.walk.run
 
     @property
     def reads(self) -> int:
@@ -106,8 +117,8 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
             forward_norm(problem, w),
             RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
             RowMode(
-                *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), w.reps == 1),
-                *(self.exact, self.early, self.pdl_trigger, self.pdl_wait),
+                *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), self.flat),
+                *(self.exact, self.early, self.by_s, self.pdl_trigger, self.pdl_wait),
             ),
         )
 
@@ -116,4 +127,5 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
         from .kernel import row_forward
 
-        return Kernel(row_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait)
+        warps = unaligned_warps(self.elements, 16 if self.resident else 4)
+        return Kernel(row_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=warps)

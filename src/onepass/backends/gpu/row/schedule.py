@@ -35,6 +35,10 @@ MANY_ELEMENTS = 72000  # elements for each multiprocessor, from which rows of 10
 
 LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of one program
 
+# A set of several runs, which one program gathers: the bytes of its shortest run, because memory is read in sectors of 32 bytes, and
+# the most elements.
+SHORTEST_GATHERED, MOST_GATHERED = 32, 8192
+
 
 class _Rows(NamedTuple):
     """How programs hold rows, before the number of rows is known."""
@@ -47,13 +51,14 @@ class _Rows(NamedTuple):
 
 
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
-    """Return a tuple of one launch, whose programs keep whole rows in registers.
+    """Return a tuple of one launch, whose programs keep whole rows in registers. A set of several runs counts as a row, too.
 
     A block has several rows of up to 1024 elements, or one or two longer rows. It has fewer rows if x has few.
     """
     w = walk(problem)
-    block_i, per_thread, split, stages, most_warps = _rows(problem, device, invariant)
-    block_j, remainder = block_and_remainder(w.run) if split else (power_of_two(w.run), 0)
+    n = w.reps * w.run
+    block_i, per_thread, split, stages, most_warps = _rows(problem, device, invariant) if w.reps == 1 else _gathered(n)
+    block_j, remainder = block_and_remainder(n) if split else (power_of_two(n), 0)
     length = block_j + remainder
     if not invariant:  # few rows: fewer in a block, so that all multiprocessors have work
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
@@ -74,6 +79,20 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         apply=True,
     )
     return (launch,)
+
+
+def why_not_gathered(problem: NormProblem) -> list[str]:
+    """Return the reasons why a program cannot gather a set of several runs; an empty list if it can."""
+    w, size = walk(problem), problem.dtype.itemsize
+    if w.reps * w.run > MOST_GATHERED:
+        return [f"a set of several runs has {w.reps * w.run} elements, more than {MOST_GATHERED}"]
+    short = w.run * size < SHORTEST_GATHERED
+    return [f"runs have {w.run * size} bytes, and less than {SHORTEST_GATHERED} would be read many times"] if short else []
+
+
+def _gathered(n: int) -> _Rows:
+    """Return how programs hold sets of n elements in several runs."""
+    return _Rows(2 if n <= 512 else 1, 16 if n <= 4096 else 32, split=False)
 
 
 def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:

@@ -14,7 +14,7 @@ import torch
 
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, view_of
 from onepass.backends.gpu.launch.fields import Count, Length
-from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, loads_ahead_one_by_one
+from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, loads_ahead_one_by_one, unaligned_warps
 from onepass.backends.gpu.partials.combine import Split
 from onepass.core.problem import NormProblem
 
@@ -119,4 +119,5 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
         from .kernel import tile_forward
 
-        return Kernel(tile_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait)
+        warps = unaligned_warps((self.block_i + self.remainder) * self.block_j, 16 if self.resident else 8)
+        return Kernel(tile_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=warps)
