@@ -51,12 +51,15 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
         return []
     from onepass.backends.gpu.forward import kernels
 
-    found = kernels(bound, chosen.launches, problem.stats or problem.case.running, problem.case.residual)
-    aligned = not getattr(problem, "shift", 0) or chosen.launches[0].needs_aligned_x(bound)
+    case = problem.case
+    momentum = 0.1 if case.running and case.op == "batch_norm" and not (case.modulate or problem.stats) else None  # any value will do
+    found = kernels(bound, chosen.launches, problem.stats or (case.running and not momentum), case.residual, momentum=momentum)
+    # A call with an x at an odd address prepares the kernels for other addresses, too.
+    odd = getattr(problem, "shift", 0) and not chosen.launches[0].needs_aligned_x(bound)
     # Dispatch compiles these too, in `check_launchable`.
     pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
     checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
-    return [*(kernel.source(aligned) for kernel in found), *(kernel.source() for kernel in checked)]
+    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(aligned=False) for kernel in found if odd)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:

@@ -8,25 +8,32 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from onepass.backends.gpu.launches import ForwardLaunch
+from onepass.backends.gpu.launches import ForwardLaunch, stages_that_fit
 from onepass.backends.gpu.row.schedule import row_parts
+from onepass.backends.gpu.tile.launch import TileLaunch
 from onepass.backends.gpu.tile.schedule import tile_apply, tile_parts
-from onepass.backends.gpu.walk import ROW, TILE, run_by_run, used_fraction, walk
+from onepass.backends.gpu.walk import ROW, TILE, Walk, run_by_run, used_fraction, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 ONE_BLOCK_EACH = 2**20  # programs for each multiprocessor, or parts: so many that each has one block
-FEW = 2**22  # elements of x, below which a block has only 1024 elements
+SHORT = 512  # elements of a run, below which programs read across sets
 
 
 def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:
-    if used_fraction(problem, ROW) >= used_fraction(problem, TILE):
-        w = walk(problem, cut=True)
-        if w.outer > 1 or w.reps == 1:
-            return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
-        size, threads = (1024, 64) if prod(problem.shape) < FEW else (2048, 128)
-        return (replace(row_parts(run_by_run(w), device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
     w = walk(problem)
+    if used_fraction(problem, ROW) < used_fraction(problem, TILE) or (w.dense and w.run < SHORT):
+        return (_across(problem, w, device),)
+    w = walk(problem, cut=True)
+    if w.outer > 1 or w.reps == 1:
+        return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
+    size, threads = (2048, 128) if problem.dtype.itemsize == 2 else (1024, 64)
+    return (replace(row_parts(run_by_run(w), device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
+
+
+def _across(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:
+    if w.run > 1:
+        return tile_parts(w, device, 16, 128, 128, stages_that_fit(problem, device, 4096, 3))
     if prod(problem.shape) >= 2**22 and problem.dtype.itemsize == 4:
-        return (tile_parts(w, device, ONE_BLOCK_EACH, 64, 256),)
-    return (tile_apply(problem, w, device),)
+        return tile_parts(w, device, ONE_BLOCK_EACH, 64, 256)
+    return tile_apply(problem, w, device)

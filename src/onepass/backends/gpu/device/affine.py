@@ -16,11 +16,14 @@ def fold_affine(rstd, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.const
     ALONG_I and ALONG_J are masks of AXIS_O to AXIS_T: the axes that vary along I and along J of a block.
     """
     factor, term = scale_and_shift(
-        rstd, 0.0, affine.weight_ptr, affine.bias_ptr, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
+        rstd, None, affine.weight_ptr, affine.bias_ptr, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
     )
-    return scale_and_shift(
+    factor, term = scale_and_shift(
         factor, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J
     )
+    if term is None:
+        term = 0.0
+    return factor, term
 
 
 @triton.jit
@@ -28,13 +31,23 @@ def scale_and_shift(
     factor, term, weight_ptr, bias_ptr, index_map, place,
     OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
 ):  # fmt: skip
-    """Fold z·(OFFSET + weight) + bias into z = x·factor + term. Return the new factor and term. Skip missing parameters."""
+    """Fold z·(OFFSET + weight) + bias into z = x·factor + term. Return the new factor and term. Skip missing parameters.
+
+    The term is None if there is none yet.
+    """
     if weight_ptr is not None:
-        weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J) + OFFSET
+        weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J)
+        if OFFSET != 0.0:
+            weight = weight + OFFSET
         factor = factor * weight
-        term = term * weight
+        if term is not None:
+            term = term * weight
     if bias_ptr is not None:
-        term = term + parameter(bias_ptr, index_map, place, AXES, ALONG_I, ALONG_J)
+        bias = parameter(bias_ptr, index_map, place, AXES, ALONG_I, ALONG_J)
+        if term is None:
+            term = bias
+        else:
+            term = term + bias
     return factor, term
 
 

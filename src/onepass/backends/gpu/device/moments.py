@@ -11,6 +11,8 @@ import triton.language as tl
 # two change no digit. (43)
 DOWN, UP = tl.constexpr(2.0**-32), tl.constexpr(2.0**32)
 
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+
 
 @triton.jit
 def scaled_down(x, DTYPE: tl.constexpr):
@@ -21,6 +23,17 @@ def scaled_down(x, DTYPE: tl.constexpr):
 @triton.jit
 def scaled_up(mean, DTYPE: tl.constexpr):
     return mean if tl.float16 == DTYPE else mean * UP
+
+
+@triton.jit
+def mean_of(total, n, inverse_n, DTYPE: tl.constexpr):
+    """Return total/n, for a sum `total` of elements that were scaled down. `inverse_n` is 1/n, rounded. (2)
+
+    The remainder corrects the product, so that the mean of equal elements has no error. It is nan if the sum is infinite.
+    """
+    mean = total * inverse_n
+    step = tl.fma(-mean, n, total) * inverse_n
+    return scaled_up(tl.where(step == step, mean + step, mean), DTYPE)
 
 
 @triton.jit
@@ -76,21 +89,23 @@ def join(mean, m2, n, other_mean, other_m2, other_n, CENTERED: tl.constexpr):
 
 
 @triton.jit
-def inverse_deviation(var, eps):
+def inverse_deviation(var, eps, TINY_EPS: tl.constexpr = True):
     """Return rstd = 1/sqrt(var + eps). (4)
 
     One step of Newton's method makes the GPU's estimate as exact as a rounded root and a rounded quotient are, in a quarter of the
-    instructions. The estimate takes subnormal numbers for 0, so these are scaled up first. The step is nan where var + eps is 0 or
-    infinite. There, the estimate is exact.
+    instructions. The estimate takes subnormal numbers for 0, so these are scaled up first, unless eps is larger than all of them. The
+    step is nan where var + eps is 0 or infinite. There, the estimate is exact.
     """
     square = var + eps
-    TINY: tl.constexpr = 2.0**-126
-    tiny = square < TINY
-    square = tl.where(tiny, square * 2.0**48, square)
+    if TINY_EPS:
+        tiny = square < SMALLEST_NORMAL
+        square = tl.where(tiny, square * 2.0**48, square)
     estimate = tl.rsqrt(square)
     step = 0.5 * estimate * (1.0 - square * estimate * estimate)
     rstd = tl.where(step == step, estimate + step, estimate)
-    return tl.where(tiny, rstd * 2.0**24, rstd)
+    if TINY_EPS:
+        rstd = tl.where(tiny, rstd * 2.0**24, rstd)
+    return rstd
 
 
 @triton.jit

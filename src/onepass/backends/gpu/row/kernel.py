@@ -17,9 +17,9 @@ from onepass.backends.gpu.device.moments import (
     known_rstd,
     lanes,
     load_statistics,
+    mean_of,
     merge,
     scaled_down,
-    scaled_up,
     store_statistics,
     update,
 )
@@ -28,7 +28,7 @@ from onepass.backends.gpu.partials.combine import PartArguments
 
 @triton.jit
 def row_forward(
-    io: Tensors, affine: Affine, stats: Statistics, parts_ptr, eps, total, view: View, maps: Maps, split: PartArguments,
+    io: Tensors, affine: Affine, stats: Statistics, parts_ptr, eps, inverse_n, total, view: View, maps: Maps, split: PartArguments,
     norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
     """Compute the moments of parts of `total` sets, or y, or both, as `mode` says.
@@ -40,15 +40,17 @@ def row_forward(
         step = tl.num_programs(0) * block.i
         if block.stages > 1:  # a program takes blocks in turn, and loads the next ones while it works on one
             for first in tl.range(pid * block.i, total, step, num_stages=block.stages):
-                _resident(io, affine, stats, eps, first, total, view, maps, norm, block, mode)
+                _resident(io, affine, stats, eps, inverse_n, first, total, view, maps, norm, block, mode)
         else:
-            _resident(io, affine, stats, eps, pid * block.i, total, view, maps, norm, block, mode)
+            _resident(io, affine, stats, eps, inverse_n, pid * block.i, total, view, maps, norm, block, mode)
     else:
         _part(io, affine, stats, parts_ptr, eps, pid, total, view, maps, split, norm, block, mode)
 
 
 @triton.jit
-def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
+def _resident(
+    io, affine, stats, eps, inverse_n, first, total, view, maps, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr
+):  # fmt: skip
     """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is read once, its runs one after another.
 
     If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements.
@@ -56,7 +58,9 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
     n = view.run if mode.flat else view.reps * view.run
     set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     o, s = set_ // view.sets, set_ % view.sets
-    x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+    if not mode.int32_offsets:
+        o, s = o.to(tl.int64), s.to(tl.int64)
+    x_at, y_at = o * view.x_o + s * view.x_s, o * view.y_o + s * view.y_s
     here, inside = set_ < total, j < n
     if mode.exact:
         inside = tl.full((1, block.j), True, tl.int1)
@@ -78,7 +82,7 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
         if mode.early:
             gain_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
         mean += tl.sum(scaled_down(x_rest, DTYPE), 1, keep_dims=True)
-    mean = scaled_up(mean / n, DTYPE)  # (2) of docs/theory.md
+    mean = mean_of(mean, n * 1.0, inverse_n, DTYPE)
     if norm.centered:
         x -= mean
         if not mode.exact:
@@ -90,8 +94,8 @@ def _resident(io, affine, stats, eps, first, total, view, maps, norm: tl.constex
             if not mode.exact:
                 x_rest = tl.where(here & inside_rest, x_rest, 0.0)
         var += tl.sum(x_rest * x_rest, 1, keep_dims=True)
-    var = var * (1.0 / n)  # (3) of docs/theory.md; one division for all rows
-    rstd = inverse_deviation(var, eps)
+    var = var * inverse_n  # (3) of docs/theory.md
+    rstd = inverse_deviation(var, eps, mode.tiny_eps)
     store_statistics(stats, set_, mean, rstd, var, here)
     if mode.early:
         factor = gain * rstd
@@ -113,7 +117,8 @@ def _run_and_place(j, view, mode: tl.constexpr):
     if mode.flat:
         return 0, j
     else:
-        return (j // view.run).to(tl.int64), j % view.run
+        r = j // view.run
+        return r if mode.int32_offsets else r.to(tl.int64), j % view.run
 
 
 @triton.jit
@@ -168,7 +173,7 @@ def _part(
             mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, norm.centered)
         if mode.apply:
             var = m2 / view.reps / view.run
-            rstd = inverse_deviation(var, eps)
+            rstd = inverse_deviation(var, eps, mode.tiny_eps)
             store_statistics(stats, set_, mean, rstd, var, here)
         else:
             at = ((o.to(tl.int64) * split.parts_r + part_r) * view.sets + s) * split.parts_t + part_t

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, view_of
+from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, offsets_fit_int32, view_of
 from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, unaligned_warps
 from onepass.backends.gpu.partials.combine import WHOLE, PartArguments, Split
 from onepass.core.problem import NormProblem
 
+SMALLEST_NORMAL = 2.0**-126  # of float32
 MOST_EARLY = 32  # elements of a thread, up to which it loads parameters early
 
 
@@ -37,6 +38,8 @@ class RowMode(NamedTuple):
     exact: bool  # if resident: a set fills its blocks
     early: bool  # if resident: load parameters before the statistics are known
     by_s: bool  # sets with the same s share their statistics, which are given
+    int32_offsets: bool  # offsets into x and y fit in 32 bits
+    tiny_eps: bool  # eps is so small that var + eps may be subnormal
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -110,6 +113,7 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
             *forward_pointers(problem, options, self.reduce, self.apply),
             None if self.apply else torch.float32,
             float(problem.spec.eps),
+            1.0 / (w.reps * w.run),
             w.total,
             view_of(w),
             maps_of(w),
@@ -118,7 +122,8 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
             RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
             RowMode(
                 *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), self.flat),
-                *(self.exact, self.early, self.by_s, self.pdl_trigger, self.pdl_wait),
+                *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL),
+                *(self.pdl_trigger, self.pdl_wait),
             ),
         )
 
