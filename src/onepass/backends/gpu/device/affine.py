@@ -16,38 +16,36 @@ def fold_affine(rstd, affine, maps, place, norm: tl.constexpr, ALONG_I: tl.const
     ALONG_I and ALONG_J are masks of AXIS_O to AXIS_T: the axes that vary along I and along J of a block.
     """
     factor, term = scale_and_shift(
-        rstd, None, affine.weight_ptr, affine.bias_ptr, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
+        rstd, 0.0, affine.weight_ptr, affine.bias_ptr, maps.param, place, norm.weight_offset, norm.param_axes, ALONG_I, ALONG_J
     )
-    factor, term = scale_and_shift(
-        factor, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J
+    HAS_TERM: tl.constexpr = affine.bias_ptr is not None
+    return scale_and_shift(
+        factor, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, ALONG_I, ALONG_J, HAS_TERM
     )
-    if term is None:
-        term = 0.0
-    return factor, term
 
 
 @triton.jit
 def scale_and_shift(
     factor, term, weight_ptr, bias_ptr, index_map, place,
-    OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr,
+    OFFSET: tl.constexpr, AXES: tl.constexpr, ALONG_I: tl.constexpr, ALONG_J: tl.constexpr, HAS_TERM: tl.constexpr = False,
 ):  # fmt: skip
     """Fold z·(OFFSET + weight) + bias into z = x·factor + term. Return the new factor and term. Skip missing parameters.
 
-    The term is None if there is none yet.
+    Without HAS_TERM, the term is 0. The compiler keeps a product with 0, since it is nan for an infinite weight.
     """
     if weight_ptr is not None:
         weight = parameter(weight_ptr, index_map, place, AXES, ALONG_I, ALONG_J)
         if OFFSET != 0.0:
             weight = weight + OFFSET
         factor = factor * weight
-        if term is not None:
+        if HAS_TERM:
             term = term * weight
     if bias_ptr is not None:
         bias = parameter(bias_ptr, index_map, place, AXES, ALONG_I, ALONG_J)
-        if term is None:
-            term = bias
-        else:
+        if HAS_TERM:
             term = term + bias
+        else:
+            term = bias
     return factor, term
 
 

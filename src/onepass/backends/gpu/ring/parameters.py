@@ -92,8 +92,9 @@ def gain_and_term(kept, affine, maps, run, first, block, view, split, norm: gl.c
                 gain = gain + norm.weight_offset
         if affine.bias_ptr is not None:
             term = as_float32(kept.bias.index(block).load(LAYOUT))
+        HAS_TERM: gl.constexpr = affine.bias_ptr is not None
         gain, term = scale_and_shift(
-            gain, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, AXIS_T, AXIS_T
+            gain, term, affine.scale_ptr, affine.shift_ptr, maps.modulation, place, 1.0, norm.modulation_axes, AXIS_T, AXIS_T, HAS_TERM
         )
     elif mode.differ == BLOCK:
         gain, term = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)
