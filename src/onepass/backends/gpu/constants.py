@@ -24,7 +24,7 @@ SPEED = {"row": 1.05, "row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "te
 UNALIGNED_RUN = {2: 0.6, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
 UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
 NARROW_COLUMNS = 0.75  # `tile`: a block has less than 64 bytes of a row
-GATHERED_START = 2.6  # instead of START: `row` gathers sets of several runs, with many loads under way
+ROW_START = 2.6  # instead of START: `row` keeps sets of up to 8192 elements, with many loads under way, and no divisions
 GATHERED_ONE_BY_ONE = 0.35  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
 DIVISION = 0.55  # `row`: each element finds its parameters by a division
 # `row`, if there is a mean to subtract: rows of more than 16384 elements; and in two blocks, of more than 8192.

@@ -47,15 +47,15 @@ def traffic_cost(
     if forward and reads > 1:
         reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - constants.FROM_L2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
+    w = walk(problem)
+    short = forward and launches[0].resident and w.reps * w.run <= 8192
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
-        w = walk(problem)
-        short = forward and launches[0].resident and w.reps * w.run <= 8192
         few = constants.FEW_SHORT if short else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
-    start = constants.GATHERED_START if family == "row" and forward and walk(problem).reps > 1 else constants.START
+    start = constants.ROW_START if family == "row" and short and not needs_division(problem) else constants.START
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 

@@ -60,7 +60,8 @@ def _resident(
     o, s = set_ // view.sets, set_ % view.sets
     if not mode.int32_offsets:
         o, s = o.to(tl.int64), s.to(tl.int64)
-    x_at, y_at = o * view.x_o + s * view.x_s, o * view.y_o + s * view.y_s
+    # Sums of 32-bit integers may wrap around, so the compiler could not add the j of each element to a common address.
+    x_at, y_at = (o * view.x_o + s * view.x_s).to(tl.int64), (o * view.y_o + s * view.y_s).to(tl.int64)
     here, inside = set_ < total, j < n
     if mode.exact:
         inside = tl.full((1, block.j), True, tl.int1)
