@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import time
@@ -214,10 +215,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
+    from triton import knobs
     from triton.runtime import driver
 
     from .precompile import compile_ahead
 
+    os.environ["TRITON_CACHE_DIR"] = knobs.cache.dir  # if it is not set, torch.compile sets it to another folder, which has no kernels
     device, target = describe(torch.device(args.device)), driver.active.get_current_target()
     families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
     return compile_ahead(draw, args.seed, indices, device, families, target, args.workers, args.limit / 2)

@@ -290,6 +290,38 @@ def test_a_team_with_many_elements_copies_an_x_at_an_odd_address(height, copies)
     assert launch.resident and launch.needs_aligned_x(problem) == copies
 
 
+@pytest.mark.parametrize(
+    "shape, layout, family, warps",
+    [
+        ((39, 32000), "contiguous", "row", 32),
+        ((9, 400000), "contiguous", "row_reread", 32),
+        ((1, 80, 90, 90), "channels_last", "tile_reread", 8),
+    ],
+)
+def test_more_warps_at_an_odd_address(shape, layout, family, warps):
+    """There each element is loaded alone, so a thread has few."""
+    from onepass.backends.gpu.forward import kernels
+
+    problem = _bind(norms.group_norm(1) if len(shape) == 4 else norms.layer_norm(1), shape, layout, torch.bfloat16)
+    first = kernels(problem, plan(problem, H200, options=Options(family)).launches)[0]
+    assert first.source(aligned=False).warps == warps > first.source().warps
+
+
+def test_sets_of_several_runs_are_gathered():
+    """One program reads the runs of a set one after another."""
+    problem = _bind(norms.batch_norm(), (8, 256, 14, 14), dtype=torch.bfloat16)
+    chosen = plan(problem, H200)
+    (launch,) = chosen.launches
+    assert (chosen.family, launch.programs, launch.block_j) == ("row", 256, 2048) and launch.reads == 1
+
+
+@pytest.mark.parametrize("shape, name, programs", [((8, 64, 56, 56), "row", 8 * 64 * 4), ((32, 512, 7, 7), "tile", 196)])
+def test_given_statistics_are_applied_in_the_order_of_memory(shape, name, programs):
+    """A program has one block of a run, or reads short runs across sets."""
+    (launch,) = plan(_bind(norms.batch_norm(), shape, given=True), H200).launches
+    assert (launch.name, launch.programs) == (name, programs)
+
+
 def test_long_odd_runs_are_cut_the_same_way_in_every_batch():
     one, many = (_bind(norms.layer_norm(1), (rows, 2**22 + 1)) for rows in (1, 5))
     one, many = (plan(problem, H200, options=Options("row_reread", invariant=True)).launches[0] for problem in (one, many))
@@ -329,7 +361,7 @@ def test_teams_for_diffusion_models(problem, members):
     "problem, family, members",
     [
         *((_diffusion(2, 320, 64), "team", 8), (_diffusion(2, 1280, 32), "whole_set", 4), (_diffusion(2, 1920, 32), "whole_set", 4)),
-        *((_diffusion(2, 640, 32), "whole_set", 1), (_diffusion(2, 1280, 8), "whole_set", 1), (_diffusion(8, 1280, 16), "whole_set", 1)),
+        *((_diffusion(2, 640, 32), "whole_set", 1), (_diffusion(2, 1280, 8), "row", 1), (_diffusion(8, 1280, 16), "whole_set", 1)),
         *((_diffusion(16, 320, 64), "tile_reread", 5), (_diffusion(2, 640, 64), "tile_reread", 13)),
     ],
     ids=lambda value: str(getattr(value, "shape", value)),
@@ -338,7 +370,7 @@ def test_the_fastest_for_diffusion_models(problem, family, members):
     """The planner chooses what was fastest on an H200 (docs/measured.md)."""
     chosen = plan(problem, H200)
     first = chosen.launches[0]
-    assert (chosen.family, first.parts_r if family == "tile_reread" else first.members) == (family, members)
+    assert (chosen.family, first.parts_r if family == "tile_reread" else getattr(first, "members", 1)) == (family, members)
 
 
 @pytest.mark.parametrize("device", [H200, PLAIN, MI300], ids=lambda device: device.name)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import triton
-from triton import knobs
+from triton import JITFunction, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -40,6 +40,7 @@ class Source(NamedTuple):
 
         The kernel's launcher takes all values that are not constants in one flat list, not in NamedTuples.
         """
+        hash_in_order(self.function)
         attributes = {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
         language = ASTSource
         if self.function.is_gluon():
@@ -69,6 +70,25 @@ class Source(NamedTuple):
         if self.max_registers:
             options["maxnreg"] = self.max_registers
         return options
+
+
+_hashed: set[int] = set()  # the ids of functions that `hash_in_order` has seen
+
+
+def hash_in_order(function: Any) -> None:
+    """Let Triton hash a function, after all functions that it calls.
+
+    Triton finds a compiled kernel in its cache on disk by this hash. It contains the global constants of a called function only if that one
+    was hashed before. So the hash would depend on the kernels that the process compiled before, and another process would compile again.
+    """
+    if id(function) in _hashed:
+        return
+    _hashed.add(id(function))
+    for name in function.fn.__code__.co_names:
+        called = function.fn.__globals__.get(name)
+        if isinstance(called, JITFunction):
+            hash_in_order(called)
+    function.cache_key  # noqa: B018 (a property, which hashes)
 
 
 @cache

@@ -110,8 +110,11 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, 20 if length <= 16384 else 40)
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
+    if 128 < w.run <= 512 and size == 2 and w.run % 2 and not modulated:  # loads of 2 bytes: two rows, in one warp if in two blocks
+        return _Rows(2, length // 16 if remainder else 16)
     if 256 < w.run <= 512 and size == 2 and not modulated:
-        return _Rows(4 if w.run == 512 or 0 < each < LEAST_AHEAD else 2, 32, split=False)
+        four = w.run == 512 or 0 < each < LEAST_AHEAD or not problem.spec.centered
+        return _Rows(4 if four else 2, 32, split=False)
     if _loads_ahead(problem, device, remainder, length, invariant):
         block_i, per_thread = (2, 40) if length > 512 else (power_of_two(768 // length + 1) // 2, 24)
         return _Rows(block_i, per_thread, stages=3, most_warps=16)
