@@ -17,7 +17,7 @@ from onepass.core.memory import require_memory
 from .descriptor import Descriptor
 from .occupancy import require_coresident
 from .signature import ALIGNMENT, filled, runtime_types, signature_of
-from .source import Source, loaded
+from .source import Source, hash_in_order, loaded
 
 
 class Kernel:
@@ -52,6 +52,7 @@ class Kernel:
 
     def source(self, aligned: bool = True) -> Source:
         """What is compiled; with `aligned`, for pointers that are multiples of 16 bytes."""
+        hash_in_order(self.function)
         types, constants, divisors, pointers, _ = self._signature
         if aligned:
             divisors = *((leaf.path, ALIGNMENT) for leaf in pointers), *divisors

@@ -40,7 +40,6 @@ class Source(NamedTuple):
 
         The kernel's launcher takes all values that are not constants in one flat list, not in NamedTuples.
         """
-        hash_in_order(self.function)
         attributes = {path: [["tt.divisibility", divisor]] for path, divisor in self.divisors}
         language = ASTSource
         if self.function.is_gluon():
@@ -76,7 +75,7 @@ _hashed: set[int] = set()  # the ids of functions that `hash_in_order` has seen
 
 
 def hash_in_order(function: Any) -> None:
-    """Let Triton hash a function, after all functions that it calls.
+    """Let Triton hash a function, after all functions that it calls. Do this before a Source is hashed, which hashes its function.
 
     Triton finds a compiled kernel in its cache on disk by this hash. It contains the global constants of a called function only if that one
     was hashed before. So the hash would depend on the kernels that the process compiled before, and another process would compile again.

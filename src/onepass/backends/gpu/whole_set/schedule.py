@@ -19,9 +19,9 @@ from onepass.core.problem import NormProblem
 
 from .launch import WholeSetLaunch
 
-# The most vectors of a thread: in general, in a team that needs masks, because masks take registers, and in such a team with a folded
-# walk on GPUs before Hopper (sm_80 spills with 7).
-MOST_VECTORS, MOST_MASKED, MOST_MASKED_FOLDED = 20, 10, 6
+# The most vectors of a thread: in general, in a team that needs masks, because masks take registers, and in such a team on GPUs before
+# Hopper (sm_80 spills with 7).
+MOST_VECTORS, MOST_MASKED, MOST_MASKED_BEFORE_HOPPER = 20, 10, 6
 
 MOST_WITH_OWN = 40  # the most elements of a thread in a team, if each loads parameters of its own: sm_100 spills with 48
 
@@ -81,7 +81,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[WholeS
             threads = warps * device.warp
             per_thread = ceil(vectors / threads)
             even = per_thread * threads == vectors and members * rows == w.reps
-            masked = MOST_MASKED_FOLDED if w.folded and not device.chains else MOST_MASKED
+            masked = MOST_MASKED if device.chains else MOST_MASKED_BEFORE_HOPPER
             if per_thread * vector <= choice[-1] and per_thread <= (MOST_VECTORS if even or members == 1 else masked):
                 programs_per_sm = THREADS // threads if members > 1 else UNLIMITED
                 launch = WholeSetLaunch(
