@@ -305,6 +305,7 @@ def test_more_warps_at_an_odd_address(shape, layout, family, warps):
     problem = _bind(norms.group_norm(1) if len(shape) == 4 else norms.layer_norm(1), shape, layout, torch.bfloat16)
     first = kernels(problem, plan(problem, H200, options=Options(family)).launches)[0]
     assert first.source(aligned=False).warps == warps > first.source().warps
+    assert all(launch.unaligned_warps * MI300.warp <= 1024 for launch in plan(problem, MI300, options=Options(family)).launches[:1])
 
 
 def test_sets_of_several_runs_are_gathered():

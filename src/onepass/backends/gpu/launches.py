@@ -68,6 +68,17 @@ class ChainedLaunch(Launch):
     pdl_wait: bool = False  # this launch may start while the previous one runs, and waits for its results
 
 
+@dataclass(frozen=True, kw_only=True)
+class WalkLaunch(ChainedLaunch):
+    """A launch of the row walk or of the tile walk.
+
+    If x is at an address that is no multiple of 16 bytes, each element is loaded alone. A thread with many elements would have too few
+    registers for their addresses, so a program may have more warps there.
+    """
+
+    unaligned_warps: int = 0  # if more than `warps`
+
+
 class ForwardOptions(NamedTuple):
     """The options of a forward, which all its launches get."""
 
@@ -230,14 +241,6 @@ def loads_ahead_one_by_one(problem: NormProblem, w: Walk, stages: int) -> bool:
     """
     size = problem.dtype.itemsize
     return stages > 1 and size == 4 and w.x[1] * size % 16 == 0
-
-
-def unaligned_warps(elements: int, per_thread: int) -> int:
-    """Return how many warps have `per_thread` elements of a block for each thread, if x is at an address that is no multiple of 16 bytes.
-
-    There each element is loaded alone, and a thread with many elements has too few registers for their addresses.
-    """
-    return max(min(power_of_two(elements // (32 * per_thread)), 32), 1)
 
 
 def warps_for(threads: int, device: Device) -> int:

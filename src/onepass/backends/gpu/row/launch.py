@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, offsets_fit_int32, view_of
-from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, unaligned_warps
+from onepass.backends.gpu.launches import ForwardLaunch, ForwardOptions, WalkLaunch
 from onepass.backends.gpu.partials.combine import WHOLE, PartArguments, Split
 from onepass.core.problem import NormProblem
 
@@ -45,7 +45,7 @@ class RowMode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowLaunch(ChainedLaunch, ForwardLaunch):
+class RowLaunch(WalkLaunch, ForwardLaunch):
     """A launch of `row_forward`. J goes along a run, or along all runs of a set if the launch is resident. I indexes sets or runs."""
 
     name: ClassVar[str] = "row"
@@ -58,11 +58,6 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
     by_s: bool = False  # sets with the same s share their statistics, which are given
 
     @property
-    def elements(self) -> int:
-        """How many elements a block has."""
-        return self.block_i * (self.block_j + self.remainder)
-
-    @property
     def flat(self) -> bool:
         """Whether a set is one run, and a block may have several sets."""
         return self.walk.reps == 1 and not (self.by_s and self.block_i == 1)
@@ -70,7 +65,8 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
     @property
     def early(self) -> bool:
         """Whether parameters are loaded before the statistics are known: if threads have few elements."""
-        return self.resident and self.stages == 1 and self.elements <= MOST_EARLY * 32 * self.warps
+        elements = self.block_i * (self.block_j + self.remainder)
+        return self.resident and self.stages == 1 and elements <= MOST_EARLY * 32 * self.warps
 
     @property
     def exact(self) -> bool:
@@ -132,5 +128,5 @@ class RowLaunch(ChainedLaunch, ForwardLaunch):
 
         from .kernel import row_forward
 
-        warps = unaligned_warps(self.elements, 16 if self.resident else 4)
-        return Kernel(row_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=warps)
+        arguments, unaligned = self.arguments(problem, options), self.unaligned_warps
+        return Kernel(row_forward, arguments, self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=unaligned)

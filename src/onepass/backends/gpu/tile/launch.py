@@ -14,7 +14,7 @@ import torch
 
 from onepass.backends.gpu.arguments import forward_norm, forward_pointers, maps_of, needs_wide_programs, view_of
 from onepass.backends.gpu.launch.fields import Count, Length
-from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, loads_ahead_one_by_one, unaligned_warps
+from onepass.backends.gpu.launches import ForwardLaunch, ForwardOptions, WalkLaunch, loads_ahead_one_by_one
 from onepass.backends.gpu.partials.combine import Split
 from onepass.core.problem import NormProblem
 
@@ -45,7 +45,7 @@ class TileMode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileLaunch(ChainedLaunch, ForwardLaunch):
+class TileLaunch(WalkLaunch, ForwardLaunch):
     """A launch of `tile_forward`. I indexes rows, one for each r. J indexes columns, one for each (s, t)."""
 
     name: ClassVar[str] = "tile"
@@ -119,5 +119,5 @@ class TileLaunch(ChainedLaunch, ForwardLaunch):
 
         from .kernel import tile_forward
 
-        warps = unaligned_warps((self.block_i + self.remainder) * self.block_j, 16 if self.resident else 8)
-        return Kernel(tile_forward, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=warps)
+        arguments, unaligned = self.arguments(problem, options), self.unaligned_warps
+        return Kernel(tile_forward, arguments, self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=unaligned)
