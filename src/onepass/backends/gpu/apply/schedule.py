@@ -1,6 +1,6 @@
 """The launch that computes a forward from a given mean and variance.
 
-It is a launch of the row walk or of the tile walk, whichever uses more of the bytes that it reads.
+It is a launch of the row walk or of the tile walk, whichever uses more of the bytes that it reads. Short runs are read by the tile walk.
 """
 
 from __future__ import annotations

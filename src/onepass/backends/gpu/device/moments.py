@@ -29,7 +29,7 @@ def scaled_up(mean, DTYPE: tl.constexpr):
 def mean_of(total, n, inverse_n, DTYPE: tl.constexpr):
     """Return total/n, for a sum `total` of elements that were scaled down. `inverse_n` is 1/n, rounded. (2)
 
-    The remainder corrects the product, so that the mean of equal elements has no error. It is nan if the sum is infinite.
+    The remainder corrects the product, because 1/n is rounded. The correction is nan if the sum is infinite.
     """
     mean = total * inverse_n
     step = tl.fma(-mean, n, total) * inverse_n

@@ -69,7 +69,7 @@ def _resident(
     x = load(io, x_at + (r * view.x_r + t), here & inside, "")
     DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
     place = Place(o=o, r=r, s=s, t=t, i_inside=here, j_inside=inside)
-    if mode.early:  # these loads overlap with those of x
+    if mode.early:  # so that these loads overlap with those of x; NVIDIA's compiler moves them behind the first sums
         gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
     mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
     if block.remainder:
