@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from sys import maxsize
@@ -42,7 +42,8 @@ class Job:
 
 def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels."""
-    bound = problem_of(Row(problem.case, problem.dtype))
+    odd = bool(getattr(problem, "shift", 0))
+    bound = replace(problem_of(Row(problem.case, problem.dtype)), aligned=not odd)
     try:
         chosen = plan(bound, device, FORWARD, Options(family))
     except CannotForce:
@@ -54,12 +55,11 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     case = problem.case
     momentum = 0.1 if case.running and case.op == "batch_norm" and not (case.modulate or problem.stats) else None  # any value will do
     found = kernels(bound, chosen.launches, problem.stats or (case.running and not momentum), case.residual, momentum=momentum)
-    # A call with an x at an odd address prepares the kernels for other addresses, too.
-    odd = getattr(problem, "shift", 0) and not chosen.launches[0].needs_aligned_x(bound)
+    unaligned = odd and not chosen.launches[0].needs_aligned_x(bound)
     # Dispatch compiles these too, in `check_launchable`.
     pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
     checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
-    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(aligned=False) for kernel in found if odd)]
+    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(aligned=False) for kernel in found if unaligned)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:

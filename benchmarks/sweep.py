@@ -30,7 +30,6 @@ from onepass.bench import accuracy, record, timing
 from onepass.bench.measure import first_runs
 from onepass.bench.providers import OURS, PROVIDERS, Provider
 from onepass.bench.record import Record
-from onepass.bench.suite import problem_of
 from onepass.bench.terminal import progress, table
 from onepass.bench.timing import Timing
 from onepass.core.device import Device, describe
@@ -66,7 +65,7 @@ def measure(problem: Problem, device: str, compiled: bool = False) -> Record:
 
 
 def _measured(problem: Problem, device: str, compiled: bool) -> Record:
-    case, bound = problem.case, problem_of(problem.row)
+    case, bound = problem.case, problem.bound
     operands = tensors.make(case, problem.dtype, device, on_device=True)
     operands = operands._replace(x=_shifted(operands.x, problem.shift))
     described = describe(torch.device(device))
@@ -98,7 +97,7 @@ def _able(problem: Problem, device: Device) -> Iterator[str]:
         if family.name in NOT_KERNELS:
             continue
         try:
-            plan(problem_of(problem.row), device, FORWARD, Options(family.name))
+            plan(problem.bound, device, FORWARD, Options(family.name))
         except CannotForce:
             continue
         yield family.name

@@ -6,14 +6,15 @@ sizes, odd ones, too. The seed and the index alone determine a problem.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from random import Random
 
 import torch
 
 from onepass.bench.record import dtype_name
-from onepass.bench.suite import Row
+from onepass.bench.suite import Row, problem_of
+from onepass.core.problem import NormProblem
 from onepass.verify.cases import Case
 
 KINDS = ("diffusion", "language and vision", "random")
@@ -48,6 +49,10 @@ class Problem:
     @property
     def row(self) -> Row:
         return Row(self.case, self.dtype)
+
+    @property
+    def bound(self) -> NormProblem:
+        return replace(problem_of(self.row), aligned=not self.shift)
 
     @property
     def name(self) -> str:

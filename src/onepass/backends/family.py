@@ -25,6 +25,21 @@ BACKWARD: Direction = "backward"
 Launches = tuple[Any, ...]  # one object for each kernel launch; `explain` prints its `str`
 
 
+class PlannedLaunches(tuple[Any, ...]):
+    """The launches of a plan for an x at a multiple of 16 bytes. They can run any x, but others may be faster at odd addresses.
+
+    `for_odd_address` plans those. It returns the problem, which says that x is not aligned, and its launches. Few tensors begin at odd
+    addresses, so a launcher calls it when the first one comes.
+    """
+
+    for_odd_address: Callable[[], tuple[NormProblem, Launches]]
+
+    def __new__(cls, launches: Launches, for_odd_address: Callable[[], tuple[NormProblem, Launches]]) -> PlannedLaunches:
+        made = super().__new__(cls, launches)
+        made.for_odd_address = for_odd_address
+        return made
+
+
 class Forward(Protocol):
     """A launcher that normalizes x. `mean` and `var` are the statistics to use, or None to compute them."""
 

@@ -43,6 +43,7 @@ class NormProblem:
     shift: torch.dtype | None
     modulation: ParamMap | None  # which scale and shift an element uses
     addends: tuple[torch.dtype, torch.dtype] | None  # the dtypes of x and residual; None without a residual
+    aligned: bool = True  # the address of x is a multiple of 16 bytes. `bind` does not look: see `PlannedLaunches` in backends/family.py
 
     @property
     def acc(self) -> torch.dtype:

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from onepass.backends.family import BACKWARD, FORWARD, Backward, Forward, Tracking, TrainingBackward, TrainingForward
+from onepass.backends.family import (
+    BACKWARD,
+    FORWARD,
+    Backward,
+    Forward,
+    Launches,
+    PlannedLaunches,
+    Tracking,
+    TrainingBackward,
+    TrainingForward,
+)
 from onepass.backends.front_door import ByNeeds, FrontDoor
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
@@ -151,12 +161,21 @@ class Launchers:
         self.remembered = FrontDoor.memory() if FrontDoor.memory else None  # the same comparisons for the autograd function in C++, or None
         self.drops_bias = False  # the bias is not saved; the backward takes its shape and dtype from the weight
         self.plan, self._described = plan_launchable(problem, device, options)
+        self._launches = self.plan.launches
+        if self._launches and not options.invariant:  # with `batch_invariant`, results must not depend on the address either
+            self._launches = PlannedLaunches(self._launches, self._for_odd_address)
         self._tell(self.plan)
         self._family = family_named(self.plan.family)
 
     def _tell(self, found: Plan) -> None:
         if self.options.family is None:  # otherwise the user has chosen
             tell_plan(self.problem, found, self.device.type)
+
+    def _for_odd_address(self) -> tuple[NormProblem, Launches]:
+        """Plan the forward again, for an x whose address is no multiple of 16 bytes."""
+        problem = replace(self.problem, aligned=False)
+        launches = plan_launchable(problem, self.device, self.options)[0].launches
+        return problem, launches or self.plan.launches
 
     def _on_device(self) -> AbstractContextManager[None]:
         """Make the device of the call current: some families compile launchers for the current device."""
@@ -175,12 +194,12 @@ class Launchers:
     @cached_property
     def forward(self) -> Forward:
         """(x, weight, bias, mean, var, optional) -> Result."""
-        return self._add_first(self._family.forward(self.problem, self.plan.launches, statistics=True))
+        return self._add_first(self._family.forward(self.problem, self._launches, statistics=True))
 
     @cached_property
     def forward_without_statistics(self) -> Forward:
         """As `forward`; statistics may be missing from the result."""
-        return self._add_first(self._family.forward(self.problem, self.plan.launches, statistics=False))
+        return self._add_first(self._family.forward(self.problem, self._launches, statistics=False))
 
     def _add_first(self, launch: Forward) -> Forward:
         """`launch`, with x + residual computed first if the family does not add them itself."""
@@ -200,7 +219,7 @@ class Launchers:
     def infer(self) -> Callable[..., Tensor]:
         """(x, weight, bias, mean, var) -> y, without optional operands and statistics."""
         with self._on_device():
-            launch = self._family.infer(self.problem, self.plan.launches)
+            launch = self._family.infer(self.problem, self._launches)
         if launch and self._family.checks_memory:
             return launch
 
@@ -215,7 +234,7 @@ class Launchers:
     def infer_extras(self) -> Callable[..., tuple[Tensor, Tensor | None]]:
         """(x, weight, bias, residual, scale, shift) -> (y, x + residual), without statistics."""
         with self._on_device():
-            launch = self._family.infer_extras(self.problem, self.plan.launches)
+            launch = self._family.infer_extras(self.problem, self._launches)
         if launch:
             return launch
 
@@ -232,7 +251,7 @@ class Launchers:
     def train_extras(self) -> Callable[..., tuple[Tensor, Tensor, Tensor | None]] | None:
         """(x, weight, bias, residual, scale, shift) -> (y, statistics, x + residual); None without a `train_extras_backward`."""
         with self._on_device():
-            return self._family.train_extras(self.problem, self.plan.launches) if self.train_extras_backward else None
+            return self._family.train_extras(self.problem, self._launches) if self.train_extras_backward else None
 
     @cached_property
     def train_extras_backward(self) -> Callable[..., tuple[Tensor | None, ...]] | None:
@@ -243,13 +262,13 @@ class Launchers:
     def track(self) -> Tracking | None:
         """(x, weight, bias, running_mean, running_var, momentum) -> y, with running statistics updated; None if the family cannot."""
         with self._on_device():
-            return self._family.track(self.problem, self.plan.launches)
+            return self._family.track(self.problem, self._launches)
 
     @cached_property
     def train_track(self) -> Tracking | None:
         """As `track`, but -> (y, mean and rstd in one tensor); None without a `train_backward`."""
         with self._on_device():
-            return self._family.train_track(self.problem, self.plan.launches) if self.train_backward else None
+            return self._family.train_track(self.problem, self._launches) if self.train_backward else None
 
     @cached_property
     def backward_plan(self) -> Plan:
@@ -266,7 +285,7 @@ class Launchers:
     def train_forward(self) -> TrainingForward | None:
         """(x, weight, bias) -> (y, mean and rstd in one tensor), with less host time; None without a `train_backward`."""
         with self._on_device():
-            return self._family.train_forward(self.problem, self.plan.launches) if self.train_backward else None
+            return self._family.train_forward(self.problem, self._launches) if self.train_backward else None
 
     @cached_property
     def train_backward(self) -> TrainingBackward | None:

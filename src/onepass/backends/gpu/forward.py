@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from onepass.backends.family import Forward, Launches
+from onepass.backends.family import Forward, Launches, PlannedLaunches
 from onepass.backends.gpu.launch.chain import DESCRIPTOR, Chain, Part, Step
 from onepass.backends.gpu.launch.counters import Counters
 from onepass.backends.gpu.launch.kernel import Kernel, dense
@@ -51,6 +53,7 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
     """Return the launcher for all operands. Its Result has statistics if `statistics`, and the sum if there is a residual."""
     if problem.spec.mix:
         return _mixed_forward(problem, launches)
+    odd = for_odd_address(problem, launches, lambda unaligned, planned: forward(unaligned, planned, statistics, stress))
     kept = _statistics(problem, statistics)
     plain = chain_for(problem, launches, kept, statistics, stress=stress)
     adding = chain_for(problem, launches, kept, statistics, residual=True) if problem.addends else plain
@@ -62,6 +65,8 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
         if device != current_device():
             with torch.cuda.device(device):
                 return launch(x, weight, bias, mean, var, optional)
+        if odd and x.data_ptr() % ALIGNMENT:
+            return odd()(x, weight, bias, mean, var, optional)
         residual, total = optional[0], None
         inputs = [dense(t) for t in (weight, bias, optional[1], optional[2]) if t is not None]
         y, rstd = allocate(problem.shape, problem.y_stride, problem.dtype), None
@@ -118,6 +123,16 @@ def _named(names: Sequence[str], tensors: Sequence[Tensor]) -> tuple[Tensor | No
     """Return (mean, rstd, var) from the tensors with these names; None for a name that is missing."""
     found = dict(zip(names, tensors))
     return found.get("mean"), found.get("rstd"), found.get("var")
+
+
+def for_odd_address(problem: NormProblem, launches: Launches, make: Callable[[NormProblem, Launches], Any]) -> Callable[[], Any] | None:
+    """Return a function that returns the launcher for an x at an odd address. It plans and makes it on first use.
+
+    Return None if these launches are for any address, or if x is copied first.
+    """
+    if problem.copied or not isinstance(launches, PlannedLaunches):
+        return None
+    return cache(lambda: make(*launches.for_odd_address()))
 
 
 def readable(problem: NormProblem, launches: Launches, x: Tensor) -> Tensor:

@@ -20,13 +20,14 @@ from onepass.backends.front_door import Layout, New
 from onepass.backends.gpu.launch.chain import Part
 from onepass.backends.gpu.launch.kernel import dense
 from onepass.backends.gpu.launch.prepared import prepared
+from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.core.memory import require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands
 from onepass.core.problem import NormProblem
 from onepass.core.statistics import packed_shape, packed_stride
 
-from .forward import chain_for, chain_of, counters_for, counters_of, forward, kernels, parameters, readable
+from .forward import chain_for, chain_of, counters_for, counters_of, for_odd_address, forward, kernels, parameters, readable
 
 
 def infer(problem: NormProblem, launches: Launches) -> Callable[..., Tensor] | None:
@@ -142,6 +143,7 @@ def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | 
     made_of = kernels(problem, launches, statistics=train, residual=adds, momentum=momentum)
     chain = chain_of(problem, launches, made_of, names, list(outputs), adds, parts)
     arguments = "x", "weight", "bias", *(["residual", "scale", "shift"] if extras else running)
+    odd = for_odd_address(problem, launches, lambda unaligned, planned: _own_statistics(unaligned, planned, momentum, train))
 
     def careful(*tensors: Tensor | None) -> Any:
         given = dict(zip(arguments, tensors))
@@ -150,6 +152,8 @@ def _own_statistics(problem: NormProblem, launches: Launches, momentum: float | 
         if device != current_device():
             with torch.cuda.device(device):
                 return careful(*tensors)
+        if odd and x.data_ptr() % ALIGNMENT:
+            return odd()(*tensors)
         if residual is not None and not x.stride() == residual.stride() == problem.stride:
             return _add_first(problem, launches, given)
         params = [dense(given[name]) for name in parameters(problem)]

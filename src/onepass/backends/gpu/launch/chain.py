@@ -68,6 +68,8 @@ class Chain:
         places = {name: at for at, name in enumerate((*self._names, *self.parts, *[DESCRIPTOR] * bool(self.descriptor)))}
         self._offsets = [(places[part.tensor], 4 * part.start) for part in self.parts.values()]
         self._picks = [_pick([places[name] for name in step.operands]) for step in steps]
+        # For each input, which bits of its address decide whether the kernels for aligned pointers run: all, or none.
+        self._checked = [0 if _free(name, steps) else -1 for name in inputs]
         self._aligned: dict[int, list[tuple[Any, ...]]] = {}  # by device: the kernels, for pointers at multiples of 16 bytes
         self._unaligned: dict[int, list[tuple[Any, ...]]] = {}
 
@@ -83,13 +85,13 @@ class Chain:
             return
         addresses: list[Any] = []
         low, lowest = 0, LOWEST
-        for t in inputs:
+        for t, checked in zip(inputs, self._checked):
             if t.get_device() != device:  # a kernel would read whatever lies at that address
                 self._raise_other_device(device, inputs)
             at = t.data_ptr()
             if at < lowest:
                 lowest = at
-            low |= at
+            low |= at & checked
             addresses.append(at)
         if lowest < LOWEST:
             require_memory([USER_NAMES.get(name, name) for name in self.inputs], inputs)
@@ -129,6 +131,11 @@ class Chain:
     def _raise_other_device(self, device: int, inputs: Sequence[Tensor]) -> None:
         name, t = next((name, t) for name, t in zip(self.inputs, inputs) if t.get_device() != device)
         raise RuntimeError(f"{name} is on {t.device}, expected cuda:{device}, where x is")
+
+
+def _free(name: str, steps: Sequence[Step]) -> bool:
+    """Return whether all kernels that get an operand take any address of it."""
+    return all(name in step.kernel.free for step in steps if name in step.operands)
 
 
 def _pick(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

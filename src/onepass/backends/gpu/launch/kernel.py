@@ -23,8 +23,9 @@ from .source import Source, hash_in_order, loaded
 class Kernel:
     """A Triton function with its arguments, on `programs` programs of `warps` warps.
 
-    At addresses that are no multiples of 16 bytes, a program has `unaligned_warps` warps, if that is more. `pointers` has
-    the dtype of each operand that the kernel reads or writes, in the order in which a launch passes them.
+    At addresses that are no multiples of 16 bytes, a program has `unaligned_warps` warps, if that is more. The pointers named in `free`
+    may have any address. `pointers` has the dtype of each operand that the kernel reads or writes, in the order in which a launch passes
+    them.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Kernel:
         max_registers: int = 0,
         pdl: bool = False,
         unaligned_warps: int = 0,
+        free: Sequence[str] = (),
     ) -> None:
         self.function, self.arguments, self.programs, self.cooperative = function, arguments, programs, cooperative
         self.descriptor = next((value for value in arguments if isinstance(value, Descriptor)), None)
@@ -46,16 +48,16 @@ class Kernel:
         if passed != sorted(passed, reverse=True):
             raise TypeError(f"{function.__name__} takes a pointer after a number, but a launch passes all pointers first")
         self._warps = {True: warps, False: max(warps, unaligned_warps)}  # by whether pointers are aligned
-        self._options = cooperative, max_registers, pdl
+        self._options, self.free = (cooperative, max_registers, pdl), free
         self.pointers = {leaf.name: leaf.dtype for leaf in self._signature.pointers}
         self.numbers = self._signature.numbers
 
     def source(self, aligned: bool = True) -> Source:
-        """What is compiled; with `aligned`, for pointers that are multiples of 16 bytes."""
+        """What is compiled; with `aligned`, for pointers that are multiples of 16 bytes, apart from those that may have any address."""
         hash_in_order(self.function)
         types, constants, divisors, pointers, _ = self._signature
         if aligned:
-            divisors = *((leaf.path, ALIGNMENT) for leaf in pointers), *divisors
+            divisors = *((leaf.path, ALIGNMENT) for leaf in pointers if leaf.name not in self.free), *divisors
         return Source(self.function, types, constants, divisors, self._warps[aligned], *self._options)
 
     def load(self, device: int, aligned: bool = True) -> tuple[Any, Any, Any]:

@@ -143,6 +143,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     keep=slots if fits else slots - BACK - spare,
                     back=0 if fits else BACK,
                     vector=ALIGNMENT // size if aligned else 1,
+                    shifted=not problem.aligned,
                 )
 
 
@@ -221,6 +222,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
                 channel_rows=ceil(channel / w.run) if channel > 1 else 0,
                 vector=ALIGNMENT // size,
                 kept=kept,
+                shifted=not problem.aligned,
             )
 
 
