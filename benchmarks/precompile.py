@@ -59,7 +59,7 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     # Dispatch compiles these too, in `check_launchable`.
     pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
     checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
-    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(aligned=False) for kernel in found if unaligned)]
+    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(["x"]) for kernel in found if unaligned)]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:

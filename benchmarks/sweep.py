@@ -205,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if time.monotonic() - start > args.limit:
             print(f"{args.limit:g} s have passed: run the same command again to go on", file=sys.stderr)
             break
-        known = record.merge(known, [measure(draw(args.seed, index), args.device, args.compiled and index // 3 % 3 == 0)])
+        known = record.merge(known, [measure(draw(args.seed, index), args.device, args.compiled and _with_compiled(index))])
         if args.out:
             record.write(args.out, known)
     of_seed = [r for r in known if r["seed"] == args.seed]
@@ -213,16 +213,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any("error" in r for r in of_seed) else 0
 
 
+def _with_compiled(index: int) -> bool:
+    """Return whether torch.compile is measured on this problem: on a third of each kind."""
+    return index // 3 % 3 == 0
+
+
+def _run_compiled(seed: int, index: int) -> None:
+    """In another process: let torch.compile compile a problem's call. Its cache on disk keeps the result."""
+    problem = draw(seed, index)
+    operands = tensors.make(problem.case, problem.dtype, "cuda", on_device=True)
+    with torch.no_grad():
+        PROVIDERS["torch.compile"](problem.case, operands._replace(x=_shifted(operands.x, problem.shift)))()
+    torch.cuda.synchronize()
+
+
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
     from triton import knobs
     from triton.runtime import driver
 
-    from .precompile import compile_ahead
+    from .precompile import compile_ahead, finish, new_pool
 
     os.environ["TRITON_CACHE_DIR"] = knobs.cache.dir  # if it is not set, torch.compile sets it to another folder, which has no kernels
     device, target = describe(torch.device(args.device)), driver.active.get_current_target()
     families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
-    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers, args.limit / 2)
+    words = compile_ahead(draw, args.seed, indices, device, families, target, args.workers, args.limit / 2)
+    if args.compiled:
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise each process would start several more
+        pool = new_pool(args.workers)
+        done = [pool.submit(_run_compiled, args.seed, index) for index in indices if _with_compiled(index)]
+        words += f"; torch.compile: {finish(pool, done, args.limit / 4)}"
+    return words
 
 
 if __name__ == "__main__":

@@ -85,9 +85,6 @@ class Pointer:
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.memory, self.offset + more)
 
-    def to(self, dtype: DType) -> Int:
-        return Int(self.memory.data_ptr() + self.offset * self.memory.itemsize)
-
     def places(self, mask: Any) -> tuple[Tensor, Tensor]:
         """Return the offsets, and which of them are used."""
         offset, mask = torch.broadcast_tensors(torch.as_tensor(self.offset), torch.as_tensor(True if mask is None else mask))
@@ -162,12 +159,11 @@ class Matrix:
 
     def copy(self, to: Shared, row: int, column: int) -> None:
         of = self.of
-        shift = self.x.data_ptr() % 16 // of.dtype.itemsize  # the descriptor begins this many elements before x
-        assert (column - shift) * of.dtype.itemsize % 16 == 0 and of.stride * of.dtype.itemsize % 16 == 0, "a copy that is not aligned"
+        assert column * of.dtype.itemsize % 16 == 0 and of.stride * of.dtype.itemsize % 16 == 0, "a copy that is not aligned"
         r, c = (torch.arange(start, start + n) for start, n in zip((row, column), of.block))
-        inside = ((r >= 0) & (r < of.rows))[:, None] & ((c >= 0) & (c < of.columns + shift))[None]
-        at = torch.where(inside, r[:, None] * of.stride + c[None] - shift, 0)
-        assert at.min() >= 0 and at.max() < self.x.numel(), "the descriptor reaches beyond x"
+        inside = ((r >= 0) & (r < of.rows))[:, None] & ((c >= 0) & (c < of.columns))[None]
+        at = torch.where(inside, r[:, None] * of.stride + c[None], 0)
+        assert at.max() < self.x.numel(), "the descriptor reaches beyond x"
         to.memory.copy_(torch.where(inside, self.x[at], torch.zeros((), dtype=self.x.dtype)))
 
 

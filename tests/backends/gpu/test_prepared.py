@@ -35,7 +35,7 @@ class Launched(list):
 def launched(monkeypatch):
     """Records launches. Tensors of the CPU take the place of those of a GPU, whose number is -1."""
     found = Launched()
-    monkeypatch.setattr(kernel.Kernel, "load", lambda self, device, aligned=True: (found.run, 5 + aligned, ("metadata",)))
+    monkeypatch.setattr(kernel.Kernel, "load", lambda self, device, odd=(): (found.run, tuple(sorted(odd)), ("metadata",)))
     monkeypatch.setattr(stream, "current_device", lambda: -1)
     for module in (stream, chain):
         monkeypatch.setattr(module, "current_raw_stream", lambda device: STREAM)
@@ -176,6 +176,7 @@ def test_running_statistics(train, launched, monkeypatch):
 UNUSUAL = {
     "x not aligned": lambda x, w: (torch.randn(x.numel() + 1, dtype=x.dtype)[1:].view_as(x), w),
     "weight not aligned": lambda x, w: (x, torch.randn(65, dtype=w.dtype)[1:]),
+    "x and weight not aligned": lambda x, w: (UNUSUAL["x not aligned"](x, w)[0], UNUSUAL["weight not aligned"](x, w)[1]),
     "weight not contiguous": lambda x, w: (x, torch.randn(128, dtype=w.dtype)[::2]),
 }
 
@@ -188,7 +189,7 @@ def test_unusual_tensors_take_the_careful_path(unusual, launched):
     family.infer(problem, launches)(x, weight, None, None, None)
     (args,) = launched
     assert x.data_ptr() in args
-    assert args[4] == (5 if "not aligned" in unusual else 6), "the kernel for addresses that are no multiples of 16 has number 5"
+    assert args[4] == tuple(name for name, t in (("weight", weight), ("x", x)) if t.data_ptr() % 16), "the kernel for these odd addresses"
     assert (weight.data_ptr() in args) == weight.is_contiguous()
 
 
@@ -244,7 +245,7 @@ class Scratch(Triton36):
 @pytest.mark.parametrize("launcher", [Triton36, Triton39, Scratch])
 def test_the_compiled_function_gets_what_tritons_launcher_passes(launcher, launched, monkeypatch):
     run = launcher(launched.run)
-    monkeypatch.setattr(kernel.Kernel, "load", lambda self, device, aligned=True: (run, 6, ("metadata",)))
+    monkeypatch.setattr(kernel.Kernel, "load", lambda self, device, odd=(): (run, 6, ("metadata",)))
     problem, pairs = _problem(PLAIN["layer_norm"][0], X, W, None), _written(monkeypatch)
     family, launches = _plan(problem, FORWARD)
     family.infer(problem, launches)

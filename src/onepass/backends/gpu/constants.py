@@ -28,11 +28,17 @@ ROW_START = 2.6  # instead of START: `row` keeps sets of up to 8192 elements, wi
 GATHERED_ONE_BY_ONE = 0.35  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
 DIVISION = 0.55  # `row`: each element finds its parameters by a division
 # `row`, if there is a mean to subtract: rows of more than 16384 elements; and in two blocks, of more than 8192.
-LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.72
-ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 16384 elements
+LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.8
+ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 8192 elements
+LONG_AT_ONCE, LONG_WITHOUT_MEAN = 1.08, 1.4  # `row`: rows of 8193 to 16384 elements, of float32; and without a mean, of any dtype
 REREAD_ACTIVATION = 0.83  # `row_reread` with an activation
 REREAD_AT_ONCE = 0.82  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
+
+# An x at an odd address. ODD_SPEED are factors of BANDWIDTH where x is loaded element by element. Set by hand to 66 such problems, H200,
+# 2026-11-18.
+COPY_START, COPY_RATE = 1.5, {2: 1.2e6, 4: 2.0e6}  # to copy x first; the rate is in bytes of x per microsecond, by the size of an element
+ODD_SPEED = {"row_reread": {2: 1.3, 4: 1.1}, "tile": {2: 0.8}}
 
 # `row_reread` and `tile_reread`.
 FROM_L2 = 0.5  # the time of a read from the L2 cache, as a fraction of a read from memory
@@ -61,6 +67,7 @@ WHOLE_CENTERED = 1.21  # a factor of the traffic: sums of x first, then of squar
 WHOLE_MASKED = 1.09  # another one: threads have different numbers of vectors
 WHOLE_ONE_BY_ONE = 2.5  # another one: elements of 16 bits are loaded one by one
 WHOLE_ADDED = 1.4  # another one: a residual
+WHOLE_ODD = 1.25  # another one: vectors are loaded element by element, because x is at an odd address
 WHOLE_CROWDED = 1.25  # another one: each element loads parameters of its own, and the elements fill half of the registers
 WHOLE_THREADS = 1.12  # another one, for means in 256 threads; twice for 512
 WHOLE_EXCHANGE = 1.8  # teams: to exchange moments

@@ -55,7 +55,8 @@ def traffic_cost(
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
-    start = constants.ROW_START if family == "row" and short and not needs_division(problem) else constants.START
+    copy = copy_cost(problem, launches) if forward else 0.0
+    start = copy + (constants.ROW_START if family == "row" and short and not needs_division(problem) else constants.START)
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
@@ -76,8 +77,24 @@ def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: 
         rate *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
         rate *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
     if ROW in walks and w.run > 1024:
-        rate *= constants.UNALIGNED_RUN.get(gcd(w.run * problem.dtype.itemsize, 8), 1.0)
+        rate *= constants.UNALIGNED_RUN.get(_bytes_loaded(problem), 1.0)
+    if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
+        rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
+
+
+def _bytes_loaded(problem: NormProblem) -> int:
+    """Return how many bytes of a run a thread can load at a time, up to 8."""
+    size = problem.dtype.itemsize
+    return gcd(walk(problem).run * size, 8) if problem.aligned else size
+
+
+def copy_cost(problem: NormProblem, launches: Launches) -> float:
+    """Return the microseconds to copy an x at an odd address first, if the launches need that; else 0."""
+    if problem.aligned or not launches[0].needs_aligned_x(problem):
+        return 0.0
+    size = problem.dtype.itemsize
+    return constants.COPY_START + prod(problem.shape) * size / constants.COPY_RATE[size]
 
 
 def _in_cache(problem: NormProblem, device: Device, launches: Launches) -> float:
@@ -99,8 +116,10 @@ def _row_rate(problem: NormProblem) -> float:
     if w.reps > 1:
         return 1.0
     run, (block, remainder) = w.run, block_and_remainder(w.run)
-    if run > 8192 and problem.dtype.itemsize == 2 and run % 4:
+    if run > 8192 and problem.dtype.itemsize == 2 and (run % 4 or not problem.aligned):
         return constants.UNALIGNED_LONG_ROW
+    if 8192 < run <= 16384 and (problem.dtype.itemsize == 4 or not problem.spec.centered):
+        return constants.LONG_AT_ONCE if problem.spec.centered else constants.LONG_WITHOUT_MEAN
     if not problem.spec.centered:
         return 1.0 if remainder or run > 16384 else constants.ROW_WITHOUT_MEAN
     rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0

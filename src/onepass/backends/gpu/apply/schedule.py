@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from onepass.backends.gpu.launches import ForwardLaunch, stages_that_fit
+from onepass.backends.gpu.launches import ForwardLaunch
 from onepass.backends.gpu.row.schedule import row_parts
 from onepass.backends.gpu.tile.launch import TileLaunch
 from onepass.backends.gpu.tile.schedule import tile_apply, tile_parts
@@ -33,7 +33,7 @@ def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tup
 
 def _across(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:
     if w.run > 1:
-        return tile_parts(w, device, 16, 128, 128, stages_that_fit(problem, device, 4096, 3))
+        return tile_parts(w, device, ONE_BLOCK_EACH, 128, 32, height=8)
     if prod(problem.shape) >= 2**22 and problem.dtype.itemsize == 4:
         return tile_parts(w, device, ONE_BLOCK_EACH, 64, 256)
     return tile_apply(problem, w, device)

@@ -19,6 +19,8 @@ from .stream import allocate, current_raw_stream
 # What users call these operands, for error messages.
 USER_NAMES = {"x": "input", "mean": "running_mean", "var": "running_var"}
 
+NONE: frozenset[str] = frozenset()
+
 DESCRIPTOR = "descriptor"  # the name under which a kernel gets the descriptor of the first input
 
 
@@ -68,10 +70,7 @@ class Chain:
         places = {name: at for at, name in enumerate((*self._names, *self.parts, *[DESCRIPTOR] * bool(self.descriptor)))}
         self._offsets = [(places[part.tensor], 4 * part.start) for part in self.parts.values()]
         self._picks = [_pick([places[name] for name in step.operands]) for step in steps]
-        # For each input, which bits of its address decide whether the kernels for aligned pointers run: all, or none.
-        self._checked = [0 if _free(name, steps) else -1 for name in inputs]
-        self._aligned: dict[int, list[tuple[Any, ...]]] = {}  # by device: the kernels, for pointers at multiples of 16 bytes
-        self._unaligned: dict[int, list[tuple[Any, ...]]] = {}
+        self._loaded: dict[tuple[int, frozenset[str]], list[tuple[Any, ...]]] = {}  # by device and operands at odd addresses: the kernels
 
     def launch(self, device: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launch on tensors of this device, which must be the current one.
@@ -85,13 +84,13 @@ class Chain:
             return
         addresses: list[Any] = []
         low, lowest = 0, LOWEST
-        for t, checked in zip(inputs, self._checked):
+        for t in inputs:
             if t.get_device() != device:  # a kernel would read whatever lies at that address
                 self._raise_other_device(device, inputs)
             at = t.data_ptr()
             if at < lowest:
                 lowest = at
-            low |= at & checked
+            low |= at
             addresses.append(at)
         if lowest < LOWEST:
             require_memory([USER_NAMES.get(name, name) for name in self.inputs], inputs)
@@ -103,8 +102,8 @@ class Chain:
             addresses.append(addresses[place] + offset)
         if self.descriptor:
             addresses.append(self.descriptor_of(inputs[0]))
-        stream, ready = current_raw_stream(device), self._unaligned if low % ALIGNMENT else self._aligned
-        for run, programs, function, metadata, pick, numbers in ready.get(device) or self._load(device, ready):
+        stream, odd = current_raw_stream(device), self._odd(addresses) if low % ALIGNMENT else NONE
+        for run, programs, function, metadata, pick, numbers in self._loaded.get((device, odd)) or self._load(device, odd):
             run(programs, 1, 1, stream, function, metadata, None, None, None, *pick(addresses), *numbers)
 
     def descriptor_of(self, x: Tensor) -> Any:
@@ -112,13 +111,18 @@ class Chain:
         assert self.descriptor is not None
         return self.descriptor.of(x)
 
-    def _load(self, device: int, ready: dict[int, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-        """Compile the kernels, and return what a launch of each needs."""
+    def _odd(self, addresses: Sequence[Any]) -> frozenset[str]:
+        """Return the names of the operands at odd addresses: in a backward all, because no others were measured."""
+        return frozenset(name for name, at in zip(self._names, addresses) if at % ALIGNMENT or "dy" in self.inputs)
+
+    def _load(self, device: int, odd: frozenset[str]) -> list[tuple[Any, ...]]:
+        """Compile the kernels for these operands at odd addresses, and return what a launch of each needs."""
         loaded = []
-        for (kernel, _), pick in zip(self.steps, self._picks):
-            run, function, metadata = kernel.load(device, ready is self._aligned)
+        for (kernel, operands), pick in zip(self.steps, self._picks):
+            named = zip(kernel.pointers, [name for name in operands if name != DESCRIPTOR])
+            run, function, metadata = kernel.load(device, [pointer for pointer, name in named if name in odd])
             loaded.append((run, kernel.programs, function, metadata, pick, kernel.numbers))
-        ready[device] = loaded
+        self._loaded[device, odd] = loaded
         return loaded
 
     def _interpret(self, tensors: dict[str, Tensor]) -> None:
@@ -131,11 +135,6 @@ class Chain:
     def _raise_other_device(self, device: int, inputs: Sequence[Tensor]) -> None:
         name, t = next((name, t) for name, t in zip(self.inputs, inputs) if t.get_device() != device)
         raise RuntimeError(f"{name} is on {t.device}, expected cuda:{device}, where x is")
-
-
-def _free(name: str, steps: Sequence[Step]) -> bool:
-    """Return whether all kernels that get an operand take any address of it."""
-    return all(name in step.kernel.free for step in steps if name in step.operands)
 
 
 def _pick(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .descriptor import ALIGNMENT, Descriptor
+from .descriptor import Descriptor
 from .fields import CONSTANT, COUNT, POINTER, REAL, Kind, Wide, kinds
+
+ALIGNMENT = 16  # the largest divisor of a number or address that the compiler uses. A vector load is 16 bytes wide
 
 TYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 

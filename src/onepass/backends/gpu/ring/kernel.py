@@ -84,7 +84,7 @@ def ring_forward(
             (reduce, (ring, moments, x_ptr, work, total, view, split, norm, mode)),
             (publish, (moments, exchange, work, view, split, norm, mode)),
             (combine, (moments, lines, x_ptr, y_ptr, affine, stats, exchange, eps, work, total, view, maps, split, norm, mode)),
-            (_load, (x_desc, ring, _shift_of(x_desc, x_ptr, mode), work, total, view, split, mode)),
+            (_load, (x_desc, ring, work, total, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
         [96, 96, 96, 24],
@@ -92,16 +92,7 @@ def ring_forward(
 
 
 @jit
-def _shift_of(x_desc, x_ptr, mode: gl.constexpr):
-    """Return how many elements x begins after a multiple of 16 bytes. There the descriptor begins (launch/descriptor.py)."""
-    shift = 0
-    if mode.shifted:
-        shift = (x_ptr.to(gl.int64) % 16).to(gl.int32) // (x_desc.dtype.primitive_bitwidth // 8)
-    return shift
-
-
-@jit
-def _load(x_desc, ring, shift, work, total, view, split, mode: gl.constexpr):
+def _load(x_desc, ring, work, total, view, split, mode: gl.constexpr):
     """Load this member's blocks into the ring, in the order in which `reduce` takes them.
 
     Between the blocks of a unit, load the dropped blocks of the previous unit again, into slots of their own.
@@ -112,27 +103,25 @@ def _load(x_desc, ring, shift, work, total, view, split, mode: gl.constexpr):
         runs = runs_of(unit, total, view, split, mode)
         for block in range(mode.tiles * work.blocks):
             slot, phase = at % mode.slots, at // mode.slots & 1
-            _load_block(x_desc, ring, shift, slot, phase, unit, runs, block, work, view, split, mode)
+            _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode)
             at += 1
             if mode.back > 0:  # noqa: SIM102, the outer `if` is decided at compile time
                 if (block < work.again) & (unit != work.team):  # blocks to load again, in reverse order
                     slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
                     before = runs_of(unit - split.teams, total, view, split, mode)
-                    _load_block(
-                        x_desc, ring, shift, slot, phase, unit - split.teams, before, work.again - 1 - block, work, view, split, mode
-                    )
+                    _load_block(x_desc, ring, slot, phase, unit - split.teams, before, work.again - 1 - block, work, view, split, mode)
                     again_at += 1
     if mode.back > 0:
         last = work.team + (work.units - 1 - work.team) // split.teams * split.teams
         runs = runs_of(last, total, view, split, mode)
         for block in range(work.again):
             slot, phase = mode.slots + again_at % mode.back, again_at // mode.back & 1
-            _load_block(x_desc, ring, shift, slot, phase, last, runs, work.again - 1 - block, work, view, split, mode)
+            _load_block(x_desc, ring, slot, phase, last, runs, work.again - 1 - block, work, view, split, mode)
             again_at += 1
 
 
 @jit
-def _load_block(x_desc, ring, shift, slot, phase, unit, runs, block, work, view, split, mode: gl.constexpr):
+def _load_block(x_desc, ring, slot, phase, unit, runs, block, work, view, split, mode: gl.constexpr):
     BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
     tile, block = of_tile(block, work, mode)
     o, column = unit // split.spans, unit % split.spans * split.span + tile * mode.block_j
@@ -151,4 +140,4 @@ def _load_block(x_desc, ring, shift, slot, phase, unit, runs, block, work, view,
         fence_async_shared()
     late(mode.stress, "load copy", 1)
     mbarrier.expect(ring.full.index(slot), BYTES)
-    async_load(x_desc, [row, column + shift], ring.full.index(slot), ring.buffer.index(slot))
+    async_load(x_desc, [row, column], ring.full.index(slot), ring.buffer.index(slot))

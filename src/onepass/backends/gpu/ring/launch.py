@@ -75,7 +75,6 @@ class RingMode(NamedTuple):
     phased: bool  # folded: a run may begin in the middle of a row of the descriptor, because rows do not divide runs
     vector: int  # how many elements 16 bytes hold
     phases: int  # folded: in how many places between two multiples of 16 bytes runs begin: see ring/runs.py
-    shifted: bool  # x may begin between two multiples of 16 bytes
     kept: int  # folded: blocks of a run whose parameters a member keeps in shared memory; 0 if none
     stress: str | None  # what a stress test changes: see ring/stress.py
 
@@ -95,7 +94,6 @@ class RingLaunch(SharedSetLaunch):
     channel_rows: int = 0  # folded: rows of a channel, all with the same parameters; 0 if each element has its own
     vector: int = 1  # how many elements 16 bytes hold
     kept: bool = False  # folded: members keep the parameters of their rows in shared memory
-    shifted: bool = False  # x may begin between two multiples of 16 bytes
 
     @property
     def units(self) -> int:
@@ -164,7 +162,7 @@ class RingLaunch(SharedSetLaunch):
         return RESET
 
     def needs_aligned_x(self, problem: NormProblem) -> bool:
-        return not self.shifted  # because x is copied by a descriptor
+        return True  # because x is copied by a descriptor
 
     @property
     def experimental(self) -> bool:
@@ -273,7 +271,6 @@ class RingLaunch(SharedSetLaunch):
             self.phased,
             self.vector,
             self.phases,
-            self.shifted,
             self.blocks_of_tile if self.kept else 0,
             stress,
         )
@@ -314,5 +311,4 @@ class RingLaunch(SharedSetLaunch):
 
         from .kernel import ring_forward  # imported here, because only this kernel needs Gluon, which is experimental
 
-        free = ("x",) if self.shifted else ()
-        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=self.cooperative, free=free)
+        return Kernel(ring_forward, self.arguments(problem, options), self.programs, self.warps, cooperative=self.cooperative)

@@ -17,7 +17,7 @@ from itertools import product
 from math import ceil, gcd, lcm
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.cost import parameter_bytes, product_of
+from onepass.backends.gpu.cost import copy_cost, parameter_bytes, product_of
 from onepass.backends.gpu.launches import block_and_remainder, fastest, power_of_two, team_programs
 from onepass.backends.gpu.partials.parameters import maps
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
@@ -87,13 +87,13 @@ def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tupl
 
 
 def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
-    (launch,) = ring_launches(problem, device, invariant)
+    (launch,) = launches = ring_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         if launch.phases > 1:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
+    return copy_cost(problem, launches) + constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
 
 
 def _scale(launch: RingLaunch) -> float:
@@ -143,7 +143,6 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     keep=slots if fits else slots - BACK - spare,
                     back=0 if fits else BACK,
                     vector=ALIGNMENT // size if aligned else 1,
-                    shifted=not problem.aligned,
                 )
 
 
@@ -222,7 +221,6 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
                 channel_rows=ceil(channel / w.run) if channel > 1 else 0,
                 vector=ALIGNMENT // size,
                 kept=kept,
-                shifted=not problem.aligned,
             )
 
 

@@ -109,6 +109,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
     if w.run > 2048 and length <= 20480 and size == 2 and w.run % 4:  # loads of 2 or 4 bytes: many threads, which load nothing ahead
         return _Rows(1, 20 if length <= 16384 else 40)
+    if 8192 < length <= 16384 and (size == 4 or not problem.spec.centered):
+        return _Rows(1, length // (256 if problem.spec.centered else 512))
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
     if 128 < w.run <= 512 and size == 2 and w.run % 2 and not modulated:  # loads of 2 bytes: two rows, in one warp if in two blocks
@@ -121,7 +123,7 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(block_i, per_thread, stages=3, most_warps=16)
     if length <= 256:
         if remainder:
-            return _Rows(16, 6) if size == 4 else _Rows(32, 36)
+            return _Rows(16, 6) if size == 4 else _Rows(16, 12)
         if size == 2:
             return _Rows(2048 // length, 8) if length <= 128 else _Rows(1024 // length, 32)
         return _Rows(1024 // length, 32) if w.run * size % VECTOR_BYTES == 0 else _Rows(max(32, 2048 // length), 16)
@@ -141,8 +143,8 @@ def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: i
     H200 instead of 81, and 9000 rows of 2560 take 31 µs instead of 39 (2026-11-18). Short rows of float32 are as fast without.
     """
     enough = invariant or walk(problem).total * length >= LEAST_AHEAD * device.sms
-    short = (256 if problem.dtype.itemsize == 4 else 0) < length <= 512 or (2048 < length <= 6144 and enough)
-    return bool(remainder and problem.spec.centered and short and device.prefetches and not (problem.scale or problem.shift))
+    some = (256 if problem.dtype.itemsize == 4 else 0) < length <= 512 or 2048 < length <= 6144
+    return bool(remainder and problem.spec.centered and some and enough and device.prefetches and not (problem.scale or problem.shift))
 
 
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:

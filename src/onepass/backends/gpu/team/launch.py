@@ -21,10 +21,8 @@ from onepass.backends.gpu.arguments import (
     view_of,
 )
 from onepass.backends.gpu.launch.fields import Count, Length, Pointer
-from onepass.backends.gpu.launches import VECTOR_BYTES, ForwardOptions, SharedSetLaunch, loads_ahead_one_by_one, power_of_two
+from onepass.backends.gpu.launches import ForwardOptions, SharedSetLaunch, power_of_two
 from onepass.core.problem import NormProblem
-
-MOST_UNALIGNED = 64  # elements of a thread that are loaded one by one without spilling registers
 
 
 class Exchange(NamedTuple):
@@ -79,13 +77,6 @@ class TeamLaunch(SharedSetLaunch):
     @property
     def units(self) -> int:
         return self.walk.outer * self.blocks
-
-    def needs_aligned_x(self, problem: NormProblem) -> bool:
-        if not self.resident:
-            return loads_ahead_one_by_one(problem, self.walk, self.stages)
-        # At other addresses a thread keeps an address for each element, and spills registers: 6x400x32x33 took 106 µs, copy 10.
-        in_vectors = self.walk.x[1] * problem.dtype.itemsize % VECTOR_BYTES == 0
-        return in_vectors and self.block_i * self.block_j > MOST_UNALIGNED * 32 * self.warps
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk

@@ -87,14 +87,14 @@ def tile_size(problem: NormProblem) -> int:
 
 
 def tile_parts(
-    w: Walk, device: Device, programs: int, width: int, threads: int, stages: int = 1, rows: int = 0, reduce: bool = False
+    w: Walk, device: Device, programs: int, width: int, threads: int, stages: int = 1, rows: int = 0, reduce: bool = False, height: int = 32
 ) -> TileLaunch:
     """Return a launch with about `rows` rows for each program; if `rows` is 0, `programs` programs for each multiprocessor.
 
-    A block has `width` columns and 32 rows, or fewer columns and more rows.
+    A block has `width` columns and `height` rows, or fewer columns and more rows.
     """
     block_j = min(power_of_two(w.columns), width)
-    block_i = 32 * width // block_j
+    block_i = height * width // block_j
     blocks = ceil(w.columns / block_j)
     parts = ceil(w.reps / rows) if rows else ceil(programs * device.sms / (w.outer * blocks))
     chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i

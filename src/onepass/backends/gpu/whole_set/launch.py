@@ -66,9 +66,6 @@ class WholeSetLaunch(SharedSetLaunch):
         """Whether all threads of all members have the same number of vectors."""
         return self.members * self.rows == self.walk.reps and self.rows * self.walk.run == self.vectors * self.block_i * self.block_j
 
-    def needs_aligned_x(self, problem: NormProblem) -> bool:
-        return bool(self.walk.folded)  # a copy takes less time than loading long runs element by element
-
     @property
     def shape(self) -> str:
         return f"{self.vectors} vectors of {self.block_j} for each of {self.block_i} threads"
