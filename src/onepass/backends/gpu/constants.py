@@ -16,21 +16,23 @@ START = 4.3  # before the first load arrives and after the last store; in the mo
 BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 FEW_SHORT = 4.0  # the same, for sets of up to 8192 elements that one program keeps, with many loads under way
+FEW_TILES = 2.4  # the same for `tile`
 SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
 # The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 461 problems are
 # good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
-SPEED = {"row": 1.05, "row_reread": 0.89, "tile": 1.28, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
-UNALIGNED_RUN = {2: 0.6, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
+SPEED = {"row": 0.9, "row_reread": 0.89, "tile": 1.3, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
+UNALIGNED_RUN = {2: 0.65, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
 UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
-NARROW_COLUMNS = 0.75  # `tile`: a block has less than 64 bytes of a row
+NARROW_COLUMNS = 0.45  # `tile`: a block has less than 64 bytes of a row
 ROW_START = 2.6  # instead of START: `row` keeps sets of up to 8192 elements, with many loads under way, and no divisions
-GATHERED_ONE_BY_ONE = 0.35  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
-DIVISION = 0.55  # `row`: each element finds its parameters by a division
-# `row`, if there is a mean to subtract: rows of more than 16384 elements; and in two blocks, of more than 8192.
-LONG_ROW, LONG_ROW_IN_TWO = 0.87, 0.8
+GATHERED_ONE_BY_ONE = 0.38  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
+DIVISION = 0.4  # `row`: each element finds its parameters by a division
+# `row`: rows of more than 16384 elements, if there is a mean to subtract, and without; with an activation. With a mean: in two blocks, from
+# 8193 elements.
+LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.75, 1.15, 0.55, 0.92
+AT_ONCE, AT_ONCE_WITHOUT_MEAN = 1.08, 1.4  # `row`: rows that `loads_row_at_once` of launches.py names, with a mean and without
 ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 8192 elements
-LONG_AT_ONCE, LONG_WITHOUT_MEAN = 1.08, 1.4  # `row`: rows of 8193 to 16384 elements, of float32; and without a mean, of any dtype
 REREAD_ACTIVATION = 0.83  # `row_reread` with an activation
 REREAD_AT_ONCE = 0.82  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
@@ -38,10 +40,11 @@ NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread c
 # An x at an odd address. ODD_SPEED are factors of BANDWIDTH where x is loaded element by element. Set by hand to 66 such problems, H200,
 # 2026-11-18.
 COPY_START, COPY_RATE = 1.5, {2: 1.2e6, 4: 2.0e6}  # to copy x first; the rate is in bytes of x per microsecond, by the size of an element
-ODD_SPEED = {"row_reread": {2: 1.3, 4: 1.1}, "tile": {2: 0.8}}
+ODD_SPEED = {"row_reread": {2: 1.4, 4: 1.35}, "tile": {2: 0.8}, "tile_reread": {2: 0.5}}
 
 # `row_reread` and `tile_reread`.
-FROM_L2 = 0.5  # the time of a read from the L2 cache, as a fraction of a read from memory
+# The time of a read from the L2 cache, as a fraction of a read from memory; and if the same program has just read it.
+FROM_L2, FROM_L2_AT_ONCE = 0.7, 0.3
 PART = 5e-5  # to store and combine a number of partial moments
 
 # Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks gain little: 256 bytes reach 4.00 TB/s.
@@ -67,7 +70,7 @@ WHOLE_CENTERED = 1.21  # a factor of the traffic: sums of x first, then of squar
 WHOLE_MASKED = 1.09  # another one: threads have different numbers of vectors
 WHOLE_ONE_BY_ONE = 2.5  # another one: elements of 16 bits are loaded one by one
 WHOLE_ADDED = 1.4  # another one: a residual
-WHOLE_ODD = 1.25  # another one: vectors are loaded element by element, because x is at an odd address
+WHOLE_ODD = 1.1  # another one: vectors are loaded element by element, because x is at an odd address
 WHOLE_CROWDED = 1.25  # another one: each element loads parameters of its own, and the elements fill half of the registers
 WHOLE_THREADS = 1.12  # another one, for means in 256 threads; twice for 512
 WHOLE_EXCHANGE = 1.8  # teams: to exchange moments
@@ -106,7 +109,7 @@ RUN_PARAMETERS = 0.8e-6  # to read a byte of parameters from memory, once
 RUN_APPLY = 0.2  # for arithmetic: for each unit
 RUN_ANY_BLOCK = 0.13  # for arithmetic: for each block, whatever its size
 RUN_COMPUTE = 0.8  # for arithmetic: to reduce and apply 8192 elements
-RUN_ACTIVATION = 1.27  # a factor of RUN_COMPUTE: an activation
+RUN_ACTIVATION, RUN_GELU = 1.27, 2.0  # factors of RUN_COMPUTE: an activation; gelu instead
 RUN_UNALIGNED = 1.5  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes
 RUN_ONE_BY_ONE = 1.76  # another one: and each element has parameters of its own, which are loaded one by one
 RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set, and for each member
@@ -115,6 +118,7 @@ RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before any
 
 # From modelled times to costs.
 RING_START = 8.3  # for each launch
-RING_SCALE, RUN_SCALE = 0.87, 0.83
-RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 1.02, 1.9  # each column is one set; and some blocks are loaded twice
+RING_SCALE, RUN_SCALE = 0.77, 1.0
+RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 0.8, 1.9  # each column is one set; and some blocks are loaded twice
+RING_SCALE_WIDE_COLUMNS = 1.7  # each column is one set, of float32, and a team takes several units
 RING_SCALE_OTHERS = 1.24  # several sets share several tiles, or some blocks are loaded twice: there the model is too short

@@ -14,7 +14,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import SharedSetLaunch, block_and_remainder
+from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once
 from .walk import ROW, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
@@ -45,13 +45,14 @@ def traffic_cost(
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return (tensors * reads + 1) / (tensors + 1) / used / 1e3
     if forward and reads > 1:
-        reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - constants.FROM_L2)
+        from_l2 = constants.FROM_L2 if len(launches) > 1 else constants.FROM_L2_AT_ONCE
+        reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     w = walk(problem)
     short = forward and launches[0].resident and w.reps * w.run <= 8192
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
-        few = constants.FEW_SHORT if short else constants.FEW_PROGRAMS
+        few = constants.FEW_PROGRAMS if not short else constants.FEW_SHORT if family == "row" else constants.FEW_TILES
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
@@ -74,7 +75,7 @@ def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: 
         rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less
         rate *= constants.NARROW_TILE if w.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
-        rate *= constants.REREAD_ACTIVATION if problem.spec.activation else 1.0
+        rate *= constants.REREAD_ACTIVATION if problem.spec.activation and problem.dtype.itemsize == 2 else 1.0
         rate *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
     if ROW in walks and w.run > 1024:
         rate *= constants.UNALIGNED_RUN.get(_bytes_loaded(problem), 1.0)
@@ -118,12 +119,16 @@ def _row_rate(problem: NormProblem) -> float:
     run, (block, remainder) = w.run, block_and_remainder(w.run)
     if run > 8192 and problem.dtype.itemsize == 2 and (run % 4 or not problem.aligned):
         return constants.UNALIGNED_LONG_ROW
-    if 8192 < run <= 16384 and (problem.dtype.itemsize == 4 or not problem.spec.centered):
-        return constants.LONG_AT_ONCE if problem.spec.centered else constants.LONG_WITHOUT_MEAN
-    if not problem.spec.centered:
-        return 1.0 if remainder or run > 16384 else constants.ROW_WITHOUT_MEAN
-    rate = constants.LONG_ROW * run / (block + remainder) if run > 16384 else 1.0
-    return rate * (constants.LONG_ROW_IN_TWO if run > 8192 and remainder else 1.0)
+    mean, in_two = problem.spec.centered, bool(remainder)
+    if run > 16384:
+        rate = constants.LONG_ROW_ACTIVATION if problem.spec.activation else 1.0
+        used = run / (block + remainder) * (constants.LONG_ROW_IN_TWO if in_two else 1.0)
+        return rate * (constants.LONG_ROW * used if mean else constants.LONG_ROW_WITHOUT_MEAN)
+    if loads_row_at_once(problem):
+        return constants.AT_ONCE if mean else constants.AT_ONCE_WITHOUT_MEAN
+    if mean:
+        return constants.LONG_ROW_IN_TWO if run > 8192 and in_two else 1.0
+    return 1.0 if in_two else constants.ROW_WITHOUT_MEAN
 
 
 def traffic_time(

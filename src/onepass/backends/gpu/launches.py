@@ -243,6 +243,15 @@ def loads_ahead_one_by_one(problem: NormProblem, w: Walk, stages: int) -> bool:
     return stages > 1 and size == 4 and w.x[1] * size % 16 == 0
 
 
+def loads_row_at_once(problem: NormProblem) -> bool:
+    """Return whether programs of `row` load a row of 8193 to 16384 elements at once. Otherwise they load rows ahead, and fewer fit.
+
+    docs/measured.md has the times ("Long rows at once").
+    """
+    run, adds = walk(problem).run, problem.addends is not None
+    return 8192 < run <= 16384 and (problem.dtype.itemsize == 4 or adds or not problem.spec.centered)
+
+
 def warps_for(threads: int, device: Device) -> int:
     """Return how many warps `threads` threads fill, rounded down to a power of two. More threads than 1024 count as 1024."""
     return max(power_of_two(min(threads, 1024) + 1) // 2 // device.warp, 1)

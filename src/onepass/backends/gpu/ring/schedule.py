@@ -93,13 +93,15 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return copy_cost(problem, launches) + constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
+    return copy_cost(problem, launches) + constants.RING_START + _scale(problem, launch) * modelled_time(problem, launch, device)
 
 
-def _scale(launch: RingLaunch) -> float:
+def _scale(problem: NormProblem, launch: RingLaunch) -> float:
     """Return the factor from modelled times to costs."""
     if launch.walk.folded:
         return constants.RUN_SCALE
+    if launch.by_column and launch.cooperative and launch.rounds > 1 and problem.dtype.itemsize == 4:
+        return constants.RING_SCALE_WIDE_COLUMNS
     if launch.by_column and launch.walk.outer == 1:
         return constants.RING_SCALE_COLUMNS if launch.resident else constants.RING_SCALE_COLUMNS_AGAIN
     return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
@@ -285,7 +287,7 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     rounds, blocks, elements = launch.rounds, launch.blocks, launch.block_i * launch.block_j
     own = launch.differ == "element" and problem.affine and not launch.kept  # each element loads parameters of its own
     factors = (
-        (constants.RUN_ACTIVATION, problem.spec.activation != ""),
+        (constants.RUN_GELU if "gelu" in problem.spec.activation else constants.RUN_ACTIVATION, problem.spec.activation != ""),
         (constants.RUN_UNALIGNED, launch.phases > 1),
         (constants.RUN_ONE_BY_ONE, launch.phases > 1 and own),
     )

@@ -14,6 +14,7 @@ from onepass.backends.gpu.launches import (
     ForwardLaunch,
     block_and_remainder,
     chained,
+    loads_row_at_once,
     power_of_two,
     stages_that_fit,
     warps_for,
@@ -109,7 +110,7 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
     if w.run > 2048 and length <= 20480 and size == 2 and w.run % 4:  # loads of 2 or 4 bytes: many threads, which load nothing ahead
         return _Rows(1, 20 if length <= 16384 else 40)
-    if 8192 < length <= 16384 and (size == 4 or not problem.spec.centered):
+    if loads_row_at_once(problem):
         return _Rows(1, length // (256 if problem.spec.centered else 512))
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
@@ -119,11 +120,14 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         four = w.run == 512 or 0 < each < LEAST_AHEAD or not problem.spec.centered
         return _Rows(4 if four else 2, 32, split=False)
     if _loads_ahead(problem, device, remainder, length, invariant):
-        block_i, per_thread = (2, 40) if length > 512 else (power_of_two(768 // length + 1) // 2, 24)
-        return _Rows(block_i, per_thread, stages=3, most_warps=16)
+        return _Rows(2, 40, stages=3, most_warps=16) if length > 512 else _Rows(2, 24, stages=3, most_warps=16)
     if length <= 256:
+        if remainder and size == 4:
+            return _Rows(16, 6)
         if remainder:
-            return _Rows(16, 6) if size == 4 else _Rows(16, 12)
+            many = invariant or w.total * length >= LEAST_AHEAD * device.sms
+            one_warp = problem.spec.centered and many and w.run % 2 == 0
+            return _Rows(power_of_two(768 // length + 1) // 2, 24) if one_warp else _Rows(16, 12)
         if size == 2:
             return _Rows(2048 // length, 8) if length <= 128 else _Rows(1024 // length, 32)
         return _Rows(1024 // length, 32) if w.run * size % VECTOR_BYTES == 0 else _Rows(max(32, 2048 // length), 16)
@@ -137,13 +141,13 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
 
 
 def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: int, invariant: bool) -> bool:
-    """Return whether programs with several short rows load ahead: those that hold a row as two blocks, and pass over it twice.
+    """Return whether programs load ahead: those that hold a row of these lengths as two blocks, and pass over it twice.
 
-    These need many registers, so few of them fit on a multiprocessor. With loads ahead, 500000 rows of 96 elements take 57 µs on an
-    H200 instead of 81, and 9000 rows of 2560 take 31 µs instead of 39 (2026-11-18). Short rows of float32 are as fast without.
+    These need many registers, so few of them fit on a multiprocessor. With loads ahead, 9000 rows of 2560 elements take 31 µs on an H200
+    instead of 39 (2026-11-18).
     """
     enough = invariant or walk(problem).total * length >= LEAST_AHEAD * device.sms
-    some = (256 if problem.dtype.itemsize == 4 else 0) < length <= 512 or 2048 < length <= 6144
+    some = (256 < length <= 512 and problem.dtype.itemsize == 4) or 2048 < length <= 6144
     return bool(remainder and problem.spec.centered and some and enough and device.prefetches and not (problem.scale or problem.shift))
 
 
