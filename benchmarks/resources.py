@@ -1,15 +1,19 @@
 """Compiles the kernels of the benchmark suites for each GPU, and records their registers, spills and shared memory.
 
-`python -m benchmarks.resources` writes results/resources.jsonl. It needs Triton, but no GPU.
+`python -m benchmarks.resources` writes results/resources.jsonl. It needs Triton, but no GPU. Each record has a hash of the code
+that was compiled. So the tests compile only kernels whose code changed.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import inspect
 import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -17,6 +21,8 @@ from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.language import constexpr
+from triton.runtime.jit import JITCallable
 
 from onepass.backends.family import FORWARD
 from onepass.backends.gpu import backward, forward
@@ -50,6 +56,8 @@ class Resources(NamedTuple):
     registers: int
     spilled: int  # bytes on NVIDIA, registers on AMD
     shared: int  # bytes of shared memory
+    code: str  # what `code_of` returns
+    triton: str  # the version
 
 
 def rows() -> list[Row]:
@@ -88,12 +96,67 @@ def sources(target: str) -> dict[Source, tuple[str, str]]:
     return found
 
 
+def code_of(target: str, source: Source) -> str:
+    """Return a hash of what is compiled: the kernel with all functions that it calls, its arguments and options.
+
+    Lines, comments, the machine, and the version of Python do not change it. Triton's own hash depends on lines.
+    """
+    functions: dict[str, tuple[Any, ...]] = {}
+    _add_code(source.function, functions)
+    arguments = source.types, source.constants, source.divisors
+    decides = TARGETS[target][0], sorted(functions.items()), arguments, sorted(source._options().items())
+    return hashlib.sha256(repr(decides).encode()).hexdigest()[:16]
+
+
+def _add_code(function: JITCallable, functions: dict[str, tuple[Any, ...]]) -> None:
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in functions or name.startswith("triton."):  # a record has the version of Triton
+        return
+    tree, called, values = _parsed(function)
+    functions[name] = tree, getattr(function, "noinline", False), values
+    for inner in called:
+        _add_code(inner, functions)
+
+
+@cache
+def _parsed(function: JITCallable) -> tuple[Any, list[JITCallable], list[str]]:
+    """Return the syntax tree of a function, the functions that it names, and what its other names are."""
+    tree = ast.parse(function.src)
+    scope = function.__globals__ | inspect.getclosurevars(function.fn).nonlocals
+    named = {ast.unparse(node): _value(node, scope) for node in ast.walk(tree) if isinstance(node, (ast.Name, ast.Attribute))}
+    values = [f"{name} = {_known(value)}" for name, value in named.items() if value is not None]
+    return _plain(tree), [value for value in named.values() if isinstance(value, JITCallable)], sorted(values)
+
+
+def _known(value: Any) -> str:
+    """Return a constant, the fields of a NamedTuple, or the name of a function or class of Triton."""
+    if isinstance(value, (constexpr, bool, int, float, str)):
+        return repr(value)
+    return str(getattr(value, "_fields", getattr(value, "__qualname__", "")))
+
+
+def _value(node: ast.AST, scope: Mapping[str, Any]) -> Any:
+    """Return what `name` or `module.name` is, or None."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_value(node.value, scope), node.attr, None)
+    return scope.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _plain(node: Any) -> Any:
+    """Return a syntax tree without lines, texts that do nothing, and empty fields, of which each version of Python has others."""
+    if isinstance(node, list):
+        return [_plain(inner) for inner in node if not (isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant))]
+    if isinstance(node, ast.AST):
+        return type(node).__name__, *((name, _plain(value)) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return node
+
+
 def _measure(job: tuple[str, int]) -> Resources:
     target, at = job
     source, (kernel, row) = list(sources(target).items())[at]
     compiled = source.compile(TARGETS[target][0])
     usage = _amd(compiled.asm["amdgcn"]) if target.startswith("gfx") else _nvidia(compiled.asm["cubin"])
-    return Resources(target, kernel, row, *usage, compiled.metadata.shared)
+    return Resources(target, kernel, row, *usage, compiled.metadata.shared, code_of(target, source), triton.__version__)
 
 
 def _nvidia(cubin: bytes) -> tuple[int, int]:
@@ -113,18 +176,28 @@ def _amd(assembly: str) -> tuple[int, int]:
     return registers, vector + scalar
 
 
-def measure(workers: int = 2) -> Iterator[Resources]:
+def measure(known: Mapping[str, Resources] | None = None, every: int = 1, workers: int = 2) -> Iterator[Resources]:
     """Compile all kernels, and yield the resources of each.
+
+    `known` has resources by the code. One of `every` kernels is compiled although it is known.
 
     Example: `all(resources.spilled == 0 for resources in measure())`
     """
-    jobs = [(target, at) for target in TARGETS for at in range(len(sources(target)))]
+    found: list[Resources | None] = []
+    jobs: list[tuple[str, int]] = []
+    for target in TARGETS:
+        for at, (source, (kernel, row)) in enumerate(sources(target).items()):
+            before = (known or {}).get(code_of(target, source))
+            unchanged = before is not None and before.triton == triton.__version__ and len(found) % every > 0
+            found.append(before._replace(target=target, kernel=kernel, row=row) if before and unchanged else None)
+            jobs += [] if unchanged else [(target, at)]
     with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(_measure, jobs, chunksize=4)
+        compiled = pool.map(_measure, jobs, chunksize=min(4, max(1, len(jobs) // workers)))
+        yield from (next(compiled) if before is None else before for before in found)
 
 
 def main() -> None:
-    lines: list[dict[str, Any]] = [{**resources._asdict(), "triton": triton.__version__} for resources in measure()]
+    lines: list[dict[str, Any]] = [resources._asdict() for resources in measure()]
     RESULTS.write_text("".join(json.dumps(line) + "\n" for line in lines))
     print(f"{len(lines)} kernels, {sum(line['spilled'] > 0 for line in lines)} spill; {RESULTS}")
 

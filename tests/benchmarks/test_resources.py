@@ -1,6 +1,8 @@
 """Kernels of the suites, compiled for several GPUs: none spills, and registers agree with results/resources.jsonl."""
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,16 +38,70 @@ def _differences(here: list[dict], committed: list[dict]) -> list[str]:
     return found
 
 
-def test_the_committed_table(tmp_path):
-    """A separate process compiles: under TRITON_INTERPRET there is nothing to compile."""
+MEASURE = """
+import json, sys
+from benchmarks.resources import Resources, measure
+known = {line["code"]: Resources(**line) for line in json.load(sys.stdin)}
+print(json.dumps([resources._asdict() for resources in measure(known, int(sys.argv[1]))]))
+"""
+
+
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)])
+def test_the_committed_table(every):
+    """Kernels whose code is not that of a record are compiled, and one of `every` others. A last one is given as changed.
+
+    The process does not get the registers of what it must compile. It is separate: under TRITON_INTERPRET there is nothing to compile.
+    """
     pytest.importorskip("triton")
-    found = tmp_path / "resources.jsonl"
-    code = f"import pathlib; from benchmarks import resources; resources.RESULTS = pathlib.Path({str(found)!r}); resources.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=COMMITTED.parents[1])
+    committed = [json.loads(line) for line in COMMITTED.read_text().splitlines()]
+    known = [line | {"registers": 0, "spilled": 1} if at % every == 0 else line for at, line in enumerate(committed)]
+    known[-1] = committed[-1] | {"registers": 0, "spilled": 1, "code": "changed"}
+    command = [sys.executable, "-c", MEASURE, str(every)]
+    done = subprocess.run(command, input=json.dumps(known), capture_output=True, text=True, cwd=COMMITTED.parents[1])
     assert done.returncode == 0, done.stderr
-    here, committed = ([json.loads(line) for line in path.read_text().splitlines()] for path in (found, COMMITTED))
+    here = json.loads(done.stdout)
     assert len(here) > 300
     assert _differences(here, committed) == [], ADVICE
+
+
+KERNELS = """
+from triton import jit
+from triton.language import constexpr
+
+SCALE = constexpr(2)
+
+@jit
+def scaled(x):
+    return x * SCALE
+
+@jit
+def kernel(x):
+    return scaled(x) if x is not None else 0
+"""
+
+
+@pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="interpreted functions are not compiled")
+def test_what_the_code_depends_on(tmp_path):
+    pytest.importorskip("triton")
+    from benchmarks.resources import code_of
+    from onepass.backends.gpu.launch.source import Source
+
+    def code(before="", after="", target="sm_90", **arguments):
+        assert before in KERNELS
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(KERNELS.replace(before, after))
+        spec = importlib.util.spec_from_file_location("kernels", path)
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        source = Source(module.kernel, **{"types": (("x", "fp32"),), "constants": (), "divisors": (), "warps": 4} | arguments)
+        return code_of(target, source)
+
+    lines = {code(), code("\n@jit", "\n\n@jit"), code("    return x", '    "A text."\n    # a comment\n    return  x')}
+    assert len(lines) == 1
+    changes = {"x * SCALE": "SCALE * x", "constexpr(2)": "constexpr(3)", "else 0": "else 1", "is not None": "is None"}
+    others = [code(before, after) for before, after in changes.items()]
+    others += [code(warps=8), code(types=(("x", "fp16"),)), code(constants=(((0,), 1),)), code(divisors=(((0,), 16),))]
+    others += [code(target="sm_80")]
+    assert len({*lines, *others}) == 10
 
 
 def _records(registers=(40, 80), triton="3.9.0", spilled=0):
