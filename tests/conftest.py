@@ -1,6 +1,7 @@
 """What all tests share. In every test torch fills new memory with NaN, so that reading uninitialized memory shows."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -15,6 +16,10 @@ from onepass.planning.registry import FAMILIES
 CPU_FAMILIES = [family.name for family in FAMILIES if not isinstance(family, GpuFamily)]
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a worker for each core
+
+# Many tests start processes. If Python may not keep what it compiles, each compiles the files of torch again, which takes seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 front_door.open_now()  # before the workers of xdist start, so that only one process compiles it
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
