@@ -19,6 +19,7 @@ from onepass.dispatch import compiled, compiled_choice
 from onepass.patching.under_compile import original_when_compiling
 from onepass.planning.compiled import choose
 from onepass.planning.options import DEFAULT
+from tests.dispatch.test_inductor_cache import QUICK
 
 F = nn.functional
 H200, CPU = KNOWN_DEVICES["h200"], Device("cpu")
@@ -311,6 +312,7 @@ import sys, torch
 from torch._inductor import config
 from torch._inductor.codecache import FxGraphHashDetails
 assert config.pre_grad_custom_pass is None, config.pre_grad_custom_pass
+{quick}
 torch.compile(torch.sin)(torch.ones(3))
 from torch._dynamo.utils import counters
 print(sorted(counters["inductor"].items()), sum("onepass" in str(finder) for finder in sys.meta_path))
@@ -321,7 +323,7 @@ print(sorted(counters["inductor"].items()), sum("onepass" in str(finder) for fin
 def test_importing_onepass_changes_nothing_for_torch_compile(tmp_path):
     """A process without onepass fills inductor's cache. One that imports onepass finds the entry."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    codes = [IMPORT.format(first=first) for first in ("", "import onepass")]
+    codes = [IMPORT.format(first=first, quick=QUICK) for first in ("", "import onepass")]
     runs = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True) for code in codes]
     assert [run.returncode for run in runs] == [0, 0], runs[0].stderr[-2000:] + runs[1].stderr[-2000:]
     assert "fxgraph_cache_miss" in runs[0].stdout and "fxgraph_cache_hit" in runs[1].stdout
