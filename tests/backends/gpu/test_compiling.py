@@ -50,12 +50,19 @@ def compiled(folder: Any, **environment: str) -> tuple[int, list[str]]:
     return int(done.stdout), [line for line in done.stderr.splitlines() if line.startswith(("INFO", "WARNING"))]
 
 
-def test_a_kernel_is_announced_when_it_is_compiled_and_never_again(tmp_path):
-    count, said = compiled(tmp_path)
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A cache with the kernel, and what `compiled` returned when it was new."""
+    folder = tmp_path_factory.mktemp("compiling") / "cache"
+    return folder, compiled(folder)
+
+
+def test_a_kernel_is_announced_when_it_is_compiled_and_never_again(first):
+    folder, (count, said) = first
     assert count == 1 and len(said) == 2
     assert said[0] == "INFO compiling the GPU kernel row_forward"
     assert said[1].startswith("INFO compiled the GPU kernel row_forward in ")
-    assert compiled(tmp_path) == (0, [])
+    assert compiled(folder) == (0, [])
 
 
 @pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="interpreted functions have no hash")
@@ -81,14 +88,14 @@ def test_called_functions_are_hashed_before_a_kernel(monkeypatch):
     assert any(function is moments.merge for function in order)
 
 
-def test_a_cache_that_cannot_be_written_is_read(tmp_path):
-    compiled(tmp_path / "cache")
-    files = sorted(path for path in (tmp_path / "cache").rglob("*"))
-    for path in (*files, tmp_path / "cache"):
+def test_a_cache_that_cannot_be_written_is_read(first):
+    folder, _ = first
+    files = sorted(path for path in folder.rglob("*"))
+    for path in (*files, folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    assert compiled(tmp_path / "cache", PATH="") == (0, [])
-    assert sorted(path for path in (tmp_path / "cache").rglob("*")) == files
-    for path in (tmp_path / "cache", *files):
+    assert compiled(folder, PATH="") == (0, [])
+    assert sorted(path for path in folder.rglob("*")) == files
+    for path in (folder, *files):
         path.chmod(0o755)
 
 
