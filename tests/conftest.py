@@ -20,6 +20,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Many tests start processes. If Python may not keep what it compiles, each compiles the files of torch again, which takes seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# On a machine without a GPU, torch.manual_seed notes the stack for the GPUs, which takes longer than many tests
+manual_seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 front_door.open_now()  # before the workers of xdist start, so that only one process compiles it
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mode on CUDA requires it
@@ -48,7 +50,7 @@ def poison():
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(3).isnan().all()
-    torch.manual_seed(0)
+    manual_seed(0)
     yield
     torch.use_deterministic_algorithms(False)
 
