@@ -17,34 +17,36 @@ BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
 FEW_SHORT = 4.0  # the same, for sets of up to 8192 elements that one program keeps, with many loads under way
 FEW_TILES = 2.4  # the same for `tile`
-SHARE_OF_L2 = 0.4  # the fraction of the L2 cache that can hold x, because y passes through the cache too
+SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
 # The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 461 problems are
 # good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
-SPEED = {"row": 0.9, "row_reread": 0.89, "tile": 1.3, "tile_reread": 1.24, "team": 0.75}  # 1 for other families
-UNALIGNED_RUN = {2: 0.65, 4: 0.9}  # of long runs whose elements are loaded 2 or 4 bytes at a time
+SPEED = {"row": 0.9, "row_reread": 1.15, "tile": 1.3, "tile_reread": 1.3, "team": 0.75}  # 1 for other families
+UNALIGNED_RUN, UNALIGNED_REREAD = {2: 0.65, 4: 0.9}, {2: 0.52, 4: 0.71}  # of long runs whose elements are loaded 2 or 4 bytes at a time
 UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
 NARROW_COLUMNS = 0.45  # `tile`: a block has less than 64 bytes of a row
-ROW_START = 2.6  # instead of START: `row` keeps sets of up to 8192 elements, with many loads under way, and no divisions
-GATHERED_ONE_BY_ONE = 0.38  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
+ROW_START = 2.0  # instead of START: `row` keeps sets of up to 8192 elements, with many loads under way, and no divisions
+GATHERED_ONE_BY_ONE = 0.47  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
 DIVISION = 0.4  # `row`: each element finds its parameters by a division
 # `row`: rows of more than 16384 elements, if there is a mean to subtract, and without; with an activation. With a mean: in two blocks, from
 # 8193 elements.
 LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.75, 1.15, 0.55, 0.92
 AT_ONCE, AT_ONCE_WITHOUT_MEAN = 1.08, 1.4  # `row`: rows that `loads_row_at_once` of launches.py names, with a mean and without
 ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 8192 elements
-REREAD_ACTIVATION = 0.83  # `row_reread` with an activation
-REREAD_AT_ONCE = 0.82  # `row_reread` in one launch, whose programs wait between reducing and applying a set
-NARROW_TILE = 0.55  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
+REREAD_ACTIVATION, REREAD_GELU = 0.88, 0.79  # `row_reread`: an activation, of 16-bit elements; and gelu
+REREAD_CHANNELS = 0.6  # `row_reread`: each channel is a run of its own, and no whole vectors
+REREAD_RUNS, REREAD_SHORT_RUNS = 0.79, 0.6  # `row_reread`: sets of several runs; and runs of less than 16 bytes
+REREAD_AT_ONCE = {2: 0.53, 4: 0.7}  # `row_reread` in one launch, whose programs wait between reducing and applying a set
+NARROW_TILE = 0.52  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
 
 # An x at an odd address. ODD_SPEED are factors of BANDWIDTH where x is loaded element by element. Set by hand to 66 such problems, H200,
 # 2026-11-18.
 COPY_START, COPY_RATE = 1.5, {2: 1.2e6, 4: 2.0e6}  # to copy x first; the rate is in bytes of x per microsecond, by the size of an element
-ODD_SPEED = {"row_reread": {2: 1.4, 4: 1.35}, "tile": {2: 0.8}, "tile_reread": {2: 0.5}}
+ODD_SPEED = {"row_reread": {2: 1.4, 4: 1.2}, "tile": {2: 0.8}, "tile_reread": {2: 0.5}}
 
 # `row_reread` and `tile_reread`.
 # The time of a read from the L2 cache, as a fraction of a read from memory; and if the same program has just read it.
-FROM_L2, FROM_L2_AT_ONCE = 0.7, 0.3
+FROM_L2, FROM_L2_AT_ONCE = 0.6, 0.3
 PART = 5e-5  # to store and combine a number of partial moments
 
 # Copy rates in TB/s, by the width in bytes of the chunk that is copied of each row. Wider chunks gain little: 256 bytes reach 4.00 TB/s.
@@ -52,12 +54,14 @@ RATES = {0: 0.0, 32: 2.5, 64: 3.0, 128: 3.71}
 
 # `team`.
 BARRIER = 2.0  # the wait until all members of a team have stored their moments
-MERGE = 0.7  # to merge 128 parts, which are read together. A part is the moments that one member has of one set
+# To merge 128 parts, which are read together. A part is the moments that one member has of one set; or each column is a set.
+MERGE, MERGE_COLUMNS = 0.7, 0.12
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.
+TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 TEAM_REREAD = 1.3
 
 # `whole_set`. Most are close to what the script finds for 374 launches (2026-11-18). Set by hand, to choose better launches and families:
@@ -70,7 +74,7 @@ WHOLE_CENTERED = 1.21  # a factor of the traffic: sums of x first, then of squar
 WHOLE_MASKED = 1.09  # another one: threads have different numbers of vectors
 WHOLE_ONE_BY_ONE = 2.5  # another one: elements of 16 bits are loaded one by one
 WHOLE_ADDED = 1.4  # another one: a residual
-WHOLE_ODD = 1.1  # another one: vectors are loaded element by element, because x is at an odd address
+WHOLE_GELU = 1.2  # another one: gelu of 16-bit elements
 WHOLE_CROWDED = 1.25  # another one: each element loads parameters of its own, and the elements fill half of the registers
 WHOLE_THREADS = 1.12  # another one, for means in 256 threads; twice for 512
 WHOLE_EXCHANGE = 1.8  # teams: to exchange moments
@@ -94,7 +98,7 @@ RING_UNPAIRED = 1.03  # a factor: `apply` takes one block at a time, not two
 RING_TALL, RING_FLAT = 1.02, 1.04  # factors: blocks of more than 64 rows, and of fewer
 RING_MERGE = 1.13  # to merge the rows of a tile into moments of its columns
 RING_UNIT, RING_TILE, RING_SET = 0.23, 1.24, 0.186  # to publish and combine moments: for a unit, for each of its tiles and of its sets
-RING_COLUMNS = 0.129  # instead of RING_SET, for each member, if each column is a set
+RING_COLUMNS, RING_WIDE_COLUMNS = 0.129, 0.45  # instead of RING_SET, for each member, if each column is a set; of float32
 RING_NARROW = 1.25  # a factor of RING_BLOCK: one team, and blocks less than 256 bytes wide. Several teams read neighbouring blocks
 RING_AGAIN = 0.18  # of RING_BLOCK, for a block that is loaded twice
 RING_PARTIAL = 1.5  # a factor: some blocks of a unit are loaded twice
@@ -117,8 +121,7 @@ RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
 # From modelled times to costs.
-RING_START = 8.3  # for each launch
-RING_SCALE, RUN_SCALE = 0.77, 1.0
-RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 0.8, 1.9  # each column is one set; and some blocks are loaded twice
-RING_SCALE_WIDE_COLUMNS = 1.7  # each column is one set, of float32, and a team takes several units
+RING_START = 7.9  # for each launch
+RING_SCALE, RUN_SCALE = 0.7, 1.0
+RING_SCALE_COLUMNS, RING_SCALE_COLUMNS_AGAIN = 0.7, 1.9  # each column is one set; and some blocks are loaded twice
 RING_SCALE_OTHERS = 1.24  # several sets share several tiles, or some blocks are loaded twice: there the model is too short

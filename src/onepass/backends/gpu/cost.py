@@ -41,11 +41,11 @@ def traffic_cost(
     reads: float = sum(launch.reads for launch in launches)
     used = max(used_fraction(problem, way) for way in walks)
     if forward:
-        used *= _forward_rate(family, problem, launches, walks)
+        used *= _forward_rate(family, problem, device, launches, walks)
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return (tensors * reads + 1) / (tensors + 1) / used / 1e3
     if forward and reads > 1:
-        from_l2 = constants.FROM_L2 if len(launches) > 1 else constants.FROM_L2_AT_ONCE
+        from_l2 = constants.FROM_L2 if launches[1:] else constants.FROM_L2_AT_ONCE
         reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     w = walk(problem)
@@ -61,7 +61,7 @@ def traffic_cost(
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
-def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: tuple[str, ...]) -> float:
+def _forward_rate(family: str, problem: NormProblem, device: Device, launches: Launches, walks: tuple[str, ...]) -> float:
     """Return the rate at which the launches of a forward read x, as a fraction of the family's usual rate."""
     w, first, rate = walk(problem), launches[0], 1.0
     if first.resident:
@@ -76,9 +76,16 @@ def _forward_rate(family: str, problem: NormProblem, launches: Launches, walks: 
         rate *= constants.NARROW_TILE if w.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
         rate *= constants.REREAD_ACTIVATION if problem.spec.activation and problem.dtype.itemsize == 2 else 1.0
-        rate *= constants.REREAD_AT_ONCE if len(launches) == 1 and w.reps == 1 else 1.0
+        rate *= constants.REREAD_GELU if "gelu" in problem.spec.activation else 1.0
+        if len(launches) == 1 and w.reps == 1:
+            in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * problem.dtype.itemsize), 1.0) if w.run > 8192 else 0.0
+            rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[problem.dtype.itemsize]) * (1.0 - in_cache)
+        rate *= constants.REREAD_CHANNELS if _odd_channels(problem) else 1.0
+        rate *= constants.REREAD_RUNS if w.reps > 1 else 1.0
+        rate *= constants.REREAD_SHORT_RUNS if w.reps > 1 and w.run * problem.dtype.itemsize < 16 else 1.0
     if ROW in walks and w.run > 1024:
-        rate *= constants.UNALIGNED_RUN.get(_bytes_loaded(problem), 1.0)
+        unaligned = constants.UNALIGNED_REREAD if family == "row_reread" else constants.UNALIGNED_RUN
+        rate *= unaligned.get(_bytes_loaded(problem), 1.0)
     if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
@@ -88,6 +95,12 @@ def _bytes_loaded(problem: NormProblem) -> int:
     """Return how many bytes of a run a thread can load at a time, up to 8."""
     size = problem.dtype.itemsize
     return gcd(walk(problem).run * size, 8) if problem.aligned else size
+
+
+def _odd_channels(problem: NormProblem) -> bool:
+    """Return whether `row_reread` reads channel by channel, and channels do not begin at multiples of 16 bytes."""
+    flat, cut = walk(problem), walk(problem, cut=True)
+    return cut.reps > flat.reps and cut.run * problem.dtype.itemsize % 16 > 0
 
 
 def copy_cost(problem: NormProblem, launches: Launches) -> float:

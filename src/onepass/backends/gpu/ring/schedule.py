@@ -93,15 +93,13 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return copy_cost(problem, launches) + constants.RING_START + _scale(problem, launch) * modelled_time(problem, launch, device)
+    return copy_cost(problem, launches) + constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
 
 
-def _scale(problem: NormProblem, launch: RingLaunch) -> float:
+def _scale(launch: RingLaunch) -> float:
     """Return the factor from modelled times to costs."""
     if launch.walk.folded:
         return constants.RUN_SCALE
-    if launch.by_column and launch.cooperative and launch.rounds > 1 and problem.dtype.itemsize == 4:
-        return constants.RING_SCALE_WIDE_COLUMNS
     if launch.by_column and launch.walk.outer == 1:
         return constants.RING_SCALE_COLUMNS if launch.resident else constants.RING_SCALE_COLUMNS_AGAIN
     return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
@@ -260,7 +258,8 @@ def modelled_time(problem: NormProblem, launch: RingLaunch, device: Device) -> f
         (constants.RING_FLAT, launch.block_i < 64),
     )
     applied = (blocks * block + constants.RING_MERGE * (1 if launch.single else launch.tiles)) * product_of(factors)
-    sets = constants.RING_COLUMNS * launch.members if launch.by_column else constants.RING_SET * launch.sets
+    each = constants.RING_WIDE_COLUMNS if problem.dtype.itemsize == 4 else constants.RING_COLUMNS
+    sets = each * launch.members if launch.by_column else constants.RING_SET * launch.sets
     direct = 1.0 if launch.cooperative else constants.DIRECT
     exchanged = direct * constants.RING_UNIT + constants.RING_TILE * launch.lines + sets
     busy = (max(applied, exchanged) + again * constants.RING_AGAIN * block) * (constants.RING_PARTIAL if again else 1.0)

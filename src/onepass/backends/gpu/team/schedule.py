@@ -121,7 +121,8 @@ def _waits(launch: TeamLaunch, rounds: int) -> float:
     if launch.members == 1:
         return (rounds - 1) * constants.REFILL
     parts = power_of_two(launch.members) * power_of_two(launch.sets)
-    return (rounds - 1) * constants.STALL + constants.BARRIER + ceil(parts / 128) * constants.MERGE
+    merge = constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS
+    return (rounds - 1) * constants.STALL + constants.BARRIER + ceil(parts / 128) * merge
 
 
 def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
@@ -142,4 +143,6 @@ def _rate(problem: NormProblem, launch: TeamLaunch) -> float:
     sets = launch.sets if launch.walk.dense else 1
     contiguous = sets == launch.walk.sets
     rate = copy_rate(FULL_RATE_WIDTH if contiguous else sets * launch.walk.run * problem.dtype.itemsize)
+    if not problem.aligned and problem.dtype.itemsize == 2:
+        rate *= constants.TEAM_ODD
     return rate if launch.resident else rate / constants.TEAM_REREAD

@@ -112,7 +112,7 @@ def modelled_time(problem: NormProblem, launch: WholeSetLaunch, device: Device) 
         (constants.WHOLE_MASKED, not launch.even),
         (constants.WHOLE_ONE_BY_ONE, launch.block_j * problem.dtype.itemsize < 4),
         (constants.WHOLE_ADDED, problem.addends is not None),
-        (constants.WHOLE_ODD, not problem.aligned and launch.block_j > 2 and problem.dtype.itemsize == 2),
+        (constants.WHOLE_GELU, "gelu" in problem.spec.activation and problem.dtype.itemsize == 2),
         (constants.WHOLE_CROWDED, own and launch.block_i * elements >= REGISTERS // 2),
     )
     slower = product_of(factors)
