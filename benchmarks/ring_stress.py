@@ -144,10 +144,17 @@ class Images:
         self.expected = [self.launch(None)(x) for x in self.inputs]
         torch.cuda.synchronize()
         for x, (y, *_) in zip(self.inputs, self.expected):
-            wide, parameters = x.double().contiguous(), (self.weight.double(), self.bias.double())
-            groups = self.shape.groups
-            exact = F.group_norm(wide, groups, *parameters) if groups else F.layer_norm(wide, (channels,), *parameters)
+            exact = self._normalized(x.double().contiguous(), self.weight.double(), self.bias.double())
             torch.testing.assert_close(y, F.silu(exact).half(), rtol=2**-8, atol=2**-8)
+
+    def _normalized(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if self.shape.groups:
+            return F.group_norm(x, self.shape.groups, weight, bias)
+        if self.shape.op == "instance_norm":
+            return F.instance_norm(x, weight=weight, bias=bias)
+        if self.shape.op == "batch_norm":
+            return F.batch_norm(x, None, None, weight, bias, training=True)
+        return F.layer_norm(x.movedim(1, -1), weight.shape, weight, bias).movedim(-1, 1)  # each row, or each pixel
 
     def launch(self, stress: str | None) -> Launch:
         run = forward.forward(*planned(self.shape, self.device), self.shape.statistics, stress)

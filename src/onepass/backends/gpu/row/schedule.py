@@ -119,6 +119,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if 256 < w.run <= 512 and size == 2 and not modulated:
         four = w.run == 512 or 0 < each < LEAST_AHEAD or not problem.spec.centered
         return _Rows(4 if four else 2, 32, split=False)
+    if remainder and 2048 < length <= 6144 and problem.addends and problem.spec.centered:  # loads ahead would fetch the residual, too
+        return _Rows(1, 32, split=False) if length <= 4096 else _Rows(1, 20)
     if _loads_ahead(problem, device, remainder, length, invariant):
         return _Rows(2, 40, stages=3, most_warps=16) if length > 512 else _Rows(2, 24, stages=3, most_warps=16)
     if length <= 256:
