@@ -1,0 +1,161 @@
+"""Fits the factors by which the costs of families compare, to the times of a sweep.
+
+`benchmarks.fit` fits the models of `ring` and `whole_set` to launches of these families. The other models are simpler: bytes divided by
+a speed. Their factors (src/onepass/backends/gpu/constants.py) are right if the planner chooses the fastest family.
+
+`python -m benchmarks.fit_choices results/sweep-h200.jsonl --seeds 211,307` needs no GPU. It changes one factor after another, as long as
+the choices get better, and prints what it changed. Check the new factors on a seed that was not used. Constants are not changed in the
+source: copy those that you want.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from onepass.backends.family import FORWARD
+from onepass.backends.gpu import constants
+from onepass.bench import record
+from onepass.bench.providers import OURS
+from onepass.bench.record import Record
+from onepass.bench.terminal import progress, table
+from onepass.core.device import KNOWN_DEVICES, Device
+from onepass.core.problem import NormProblem
+from onepass.planning.registry import family_named
+
+from .sweep import PEERS
+from .sweep_problems import draw
+
+ROW, TILE, ROW_REREAD, TILE_REREAD, TEAM, RING, WHOLE = "row", "tile", "row_reread", "tile_reread", "team", "ring", "whole_set"
+
+# Each factor, and the families whose cost it changes. "SPEED.row" is SPEED["row"]. No factor changes a schedule.
+FACTORS = {
+    **{f"SPEED.{family}": (family,) for family in (ROW, TILE, ROW_REREAD, TILE_REREAD)},
+    **dict.fromkeys(("ROW_START", "DIVISION", "GATHERED_ONE_BY_ONE", "ROW_WITHOUT_MEAN", "AT_ONCE", "AT_ONCE_WITHOUT_MEAN"), (ROW,)),
+    **dict.fromkeys(("LONG_ROW", "LONG_ROW_WITHOUT_MEAN", "LONG_ROW_ACTIVATION", "LONG_ROW_IN_TWO", "UNALIGNED_LONG_ROW"), (ROW,)),
+    **dict.fromkeys(("UNALIGNED_RUN.2", "UNALIGNED_RUN.4"), (ROW,)),
+    **dict.fromkeys(("REREAD_ACTIVATION", "REREAD_GELU", "REREAD_CHANNELS", "REREAD_RUNS", "REREAD_SHORT_RUNS"), (ROW_REREAD,)),
+    **dict.fromkeys(("REREAD_AT_ONCE.2", "REREAD_AT_ONCE.4", "UNALIGNED_REREAD.2", "UNALIGNED_REREAD.4"), (ROW_REREAD,)),
+    **dict.fromkeys(("FROM_L2_AT_ONCE", "ODD_SPEED.row_reread.2", "ODD_SPEED.row_reread.4"), (ROW_REREAD,)),
+    **dict.fromkeys(("FROM_L2", "SHARE_OF_L2"), (ROW_REREAD, TILE_REREAD)),
+    **dict.fromkeys(("NARROW_TILE", "ODD_SPEED.tile_reread.2"), (TILE_REREAD,)),
+    **dict.fromkeys(("NARROW_COLUMNS", "FEW_TILES", "ODD_SPEED.tile.2"), (TILE,)),
+    **dict.fromkeys(("RING_START", "RING_SCALE", "RUN_SCALE", "RING_SCALE_COLUMNS", "RING_SCALE_OTHERS"), (RING,)),
+    **dict.fromkeys(("WHOLE_SCALE",), (WHOLE,)),
+    **dict.fromkeys(("COPY_RATE.2", "COPY_RATE.4"), (RING, TILE_REREAD)),
+}
+
+STEPS = (0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
+LEAST_GAIN = 0.03  # of the loss: a smaller one is noise
+
+
+class Measured(NamedTuple):
+    """A problem, and for each family the median of its times, and their first and third quartile."""
+
+    name: str
+    problem: NormProblem
+    times: dict[str, tuple[float, float, float]]
+
+
+def read(records: Sequence[Record], seeds: Sequence[int] = ()) -> list[Measured]:
+    """Return the problems of these seeds (of all, if there are none) that more than one family can run."""
+    found = []
+    for r in records:
+        if "error" not in r and (not seeds or r["seed"] in seeds):
+            times = {r["chosen"] if name == OURS else name: tuple(us) for name, us in r["us"].items() if name not in PEERS}
+            found += [Measured(r["row"], draw(r["seed"], r["index"]).bound, times)] if len(times) > 1 else []
+    return found
+
+
+def costs_of(problem: NormProblem, device: Device, families: Iterable[str]) -> dict[str, float]:
+    return {name: family_named(name).cost(problem, device, FORWARD, False) for name in families}
+
+
+def regret(times: dict[str, tuple[float, float, float]], costs: dict[str, float]) -> float:
+    """Return the time of the cheapest family divided by the time of the fastest, or 1 if the spreads of the two overlap."""
+    chosen, fastest = times[min(costs, key=lambda name: costs[name])], min(times.values())
+    return 1.0 if chosen[1] <= fastest[2] else chosen[0] / fastest[0]
+
+
+def loss(regrets: Sequence[float]) -> float:
+    """Return how bad choices are: the time that they lose, and more for each regret above 1.05 and above 1.20."""
+    return sum(min(r - 1, 0.6) + 0.08 * (r > 1.05) + 0.25 * (r > 1.2) for r in regrets)
+
+
+def regrets(measured: Sequence[Measured], device: Device) -> list[float]:
+    return [regret(times, costs_of(problem, device, times)) for _, problem, times in measured]
+
+
+def fit(measured: Sequence[Measured], device: Device, rounds: int = 2) -> dict[str, float]:
+    """Return new values of those factors that make the choices better. The constants stay as they are."""
+    costs = [costs_of(problem, device, times) for _, problem, times in measured]
+    before = {name: _get(name) for name in FACTORS}
+
+    def loss_with(name: str, value: float) -> float:
+        _set(name, value)
+        for (_, problem, times), found in zip(measured, costs):
+            found.update(costs_of(problem, device, [family for family in FACTORS[name] if family in times]))
+        return loss([regret(times, found) for (_, _, times), found in zip(measured, costs)])
+
+    try:
+        names = [name for _ in range(rounds) for name in FACTORS]
+        for name in progress(names, len(names), str, log=True):
+            now = _get(name)
+            least = loss_with(name, now) - LEAST_GAIN
+            tried = {now * step: loss_with(name, now * step) for step in STEPS}
+            best = min(tried, key=lambda value: tried[value])
+            loss_with(name, best if tried[best] < least else now)
+        return {name: _get(name) for name in FACTORS if _get(name) != before[name]}
+    finally:
+        for name, value in before.items():
+            _set(name, value)
+
+
+def _holder(name: str) -> tuple[Any, Any]:
+    """Return the dictionary that holds a factor, and its key."""
+    holder, *keys = name.split(".")
+    found: Any = vars(constants)
+    for key in (holder, *keys[:-1]) if keys else ():
+        found = found[_key(key)]
+    return found, _key(keys[-1] if keys else holder)
+
+
+def _key(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
+def _get(name: str) -> float:
+    holder, key = _holder(name)
+    return holder[key]
+
+
+def _set(name: str, value: float) -> None:
+    holder, key = _holder(name)
+    holder[key] = value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fit_choices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, help="results of benchmarks.sweep")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[], help="such as 211,307 (all)")
+    parser.add_argument("--device", choices=list(KNOWN_DEVICES), default="h200", help="the GPU of the sweep (h200)")
+    parser.add_argument("--rounds", type=int, default=2, help="how often each factor is tried; 0 only judges the choices (2)")
+    args = parser.parse_args(argv)
+    measured, device = read(record.read(args.file), args.seeds), KNOWN_DEVICES[args.device]
+    if not measured:
+        parser.error(f"{args.file} has no problem of the seeds {args.seeds}")
+    found = regrets(measured, device)
+    print(f"{len(found)} problems: regret ≤ 1.05 on {sum(r <= 1.05 for r in found)}, > 1.20 on {sum(r > 1.2 for r in found)}")
+    changed = fit(measured, device, args.rounds) if args.rounds else {}
+    if changed:
+        print(table([["factor", "now", "better"], *([name, f"{_get(name):.4g}", f"{value:.4g}"] for name, value in changed.items())]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
