@@ -6,8 +6,8 @@ teams, whose members share a unit of work, one or more sets. Only the order of t
 factor. They are between 0.9 and 1.6 of the times that are measured on an H200, if a family is close to the fastest.
 
 Unless a comment says otherwise, the constants are from an H200, 2026-11-15 and 2026-11-16. `python -m benchmarks.fit` measures launches
-of `ring` and `whole_set`, on this GPU or another, and fits most of RING_*, RUN_* and WHOLE_* to them. The others stay, so compare their
-costs with measured times, too: `python -m benchmarks.sweep` measures all families.
+of `ring` and `whole_set`, on this GPU or another, and fits most of RING_*, RUN_* and WHOLE_* to them. `python -m benchmarks.sweep` measures
+all families on random problems, and `python -m benchmarks.fit_choices` fits the factors between families to these times.
 """
 
 # All families.
@@ -19,8 +19,7 @@ FEW_SHORT = 4.0  # the same, for sets of up to 8192 elements that one program ke
 FEW_TILES = 2.4  # the same for `tile`
 SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
-# The speeds below are factors of BANDWIDTH in a forward. They are set by hand, so that the choices among the families of 461 problems are
-# good: `python -m benchmarks.sweep` measured them on an H200, 2026-11-18.
+# The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 863 problems, H200, 2026-11-18.
 SPEED = {"row": 0.9, "row_reread": 1.15, "tile": 1.3, "tile_reread": 1.3, "team": 0.75}  # 1 for other families
 UNALIGNED_RUN, UNALIGNED_REREAD = {2: 0.65, 4: 0.9}, {2: 0.52, 4: 0.71}  # of long runs whose elements are loaded 2 or 4 bytes at a time
 UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
@@ -39,8 +38,7 @@ REREAD_RUNS, REREAD_SHORT_RUNS = 0.79, 0.6  # `row_reread`: sets of several runs
 REREAD_AT_ONCE = {2: 0.53, 4: 0.7}  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 NARROW_TILE = 0.52  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
 
-# An x at an odd address. ODD_SPEED are factors of BANDWIDTH where x is loaded element by element. Set by hand to 66 such problems, H200,
-# 2026-11-18.
+# An x at an odd address. ODD_SPEED are factors of BANDWIDTH where x is loaded element by element. From 66 such problems, H200, 2026-11-18.
 COPY_START, COPY_RATE = 1.5, {2: 1.2e6, 4: 2.0e6}  # to copy x first; the rate is in bytes of x per microsecond, by the size of an element
 ODD_SPEED = {"row_reread": {2: 1.4, 4: 1.2}, "tile": {2: 0.8}, "tile_reread": {2: 0.5}}
 
@@ -59,9 +57,9 @@ MERGE, MERGE_COLUMNS = 0.7, 0.12
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
+TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.
-TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 TEAM_REREAD = 1.3
 
 # `whole_set`. Most are close to what the script finds for 374 launches (2026-11-18). Set by hand, to choose better launches and families:
