@@ -16,7 +16,7 @@ from onepass.core.problem import bind
 from onepass.dispatch import launchers
 from onepass.planning.choose import plan
 from onepass.planning.explain import explanation
-from onepass.planning.options import CannotForce, Options
+from onepass.planning.options import DEFAULT, CannotForce, Options
 from onepass.planning.registry import FAMILIES, family_named
 from onepass.verify.tensors import lay_out
 
@@ -293,7 +293,12 @@ def test_a_copy_is_part_of_the_cost():
     """At an odd address `ring` must copy x first, and `whole_set` need not."""
     problem = _bind(norms.rms_norm(1, 1e-6), (669, 65536), "contiguous", torch.float32)
     assert plan(problem, H200).family == "ring"
-    assert plan(replace(problem, aligned=False), H200).family == "whole_set"
+    odd = replace(problem, aligned=False)
+    assert plan(odd, H200).family == "whole_set"
+    assert "multiple of 16 bytes" not in str(explanation(problem, H200, DEFAULT))
+    assert "does not begin at a multiple of 16 bytes: the forward loads it element by element" in str(explanation(odd, H200, DEFAULT))
+    images = replace(_bind(norms.batch_norm(), (8, 80, 209, 210), "channels_last", torch.float32), aligned=False)
+    assert "the forward copies x first" in str(explanation(images, H200, Options("tile_reread")))
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def _normalize_checked(
             check()
             problem = bind(define(x, weight, bias, *args), x, weight, bias, var is not None)
             check_forward(problem, x, weight, bias, mean, var, NO_OPTIONAL)
-            launchers = prepare(kind, problem, x.device, weight, bias)
+            launchers = prepare(kind, problem, x, weight, bias)
         if grad_enabled() and True in [t.requires_grad for t in (x, weight, bias) if t is not None]:
             launch = _training(launchers)
             y = launch(*operands)
@@ -204,7 +204,7 @@ def normalize_with(
         spec = define(summed_like(x, optional.residual), weight, bias, *args)
         problem = bind(spec, x, weight, bias, var is not None, track, optional)
         check_forward(problem, x, weight, bias, mean, var, optional)
-        launchers = prepare(kind, problem, x.device, weight, bias)
+        launchers = prepare(kind, problem, x, weight, bias)
         if not (stats or track or var is not None) and optional[3:] == NO_OPTIONAL[3:]:
             remember(_extras_kind(define, args, x, weight, bias, *optional[:3]), launchers)  # for `normalize_known`
     try:

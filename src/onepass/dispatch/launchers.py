@@ -45,6 +45,7 @@ from .slower import tell_plan
 Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it checks its arguments
 Kind = tuple[Any, ...]
 
+ALIGNMENT = 16  # bytes: GPU kernels load vectors from multiples of this
 OPERAND_NAMES = ("input", "weight", "bias", "running_mean", "running_var", *OptionalOperands._fields)
 MAX_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
 
@@ -77,11 +78,13 @@ def signatures_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     return tuple([None if t is None else (t.shape, t.dtype, t.device) for t in tensors])
 
 
-def prepare(kind: Kind, problem: NormProblem, device: torch.device, weight: Tensor | None = None, bias: Tensor | None = None) -> Launchers:
+def prepare(kind: Kind, problem: NormProblem, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Launchers:
     """Plan a new kind of call, and remember it."""
     front_door.start()
-    options = current_options()
+    options, device = current_options(), x.device
     if options.explain:
+        if x.is_cuda and x.data_ptr() % ALIGNMENT:
+            problem = replace(problem, aligned=False)
         raise ExplainRequested(problem, plan_launchable(problem, device, options)[1])
     found = Launchers(problem, device, options)
     found.drops_bias = bias_is_not_read(problem.spec, weight, bias, problem.scale is not None or problem.shift is not None)

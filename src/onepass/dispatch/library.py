@@ -47,7 +47,7 @@ def forward_launchers(
     if launchers is None:
         problem = bind(_define(x, weight, bias, *args), x, weight, bias, var is not None, track, optional)
         check_forward(problem, x, weight, bias, mean, var, optional)
-        launchers = prepare(kind, problem, x.device, weight, bias)
+        launchers = prepare(kind, problem, x, weight, bias)
     return launchers
 
 
@@ -59,7 +59,7 @@ def backward_launchers(args: tuple[Any, ...], dy: Tensor, dsum: Tensor | None, s
     if launchers is None:
         problem = bind_backward(_define(x, weight, bias, *args), dsum, saved, given)
         check_backward(problem, dy, dsum, saved)
-        launchers = prepare(kind, problem, x.device, weight, bias)
+        launchers = prepare(kind, problem, x, weight, bias)
     return launchers
 
 

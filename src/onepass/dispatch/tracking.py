@@ -104,7 +104,7 @@ def may_track(
         return False
     kind = _tracking_kind(define, args, x, weight, bias, *running, momentum)
     if find(kind) is None:
-        prepare(kind, bind(define(x, weight, bias, *args), x, weight, bias, track=True), x.device, weight, bias)
+        prepare(kind, bind(define(x, weight, bias, *args), x, weight, bias, track=True), x, weight, bias)
     return True
 
 

@@ -60,6 +60,10 @@ class Explanation:
         parts += [("sets", _sets(p)), ("view", _view(p))]
         if p.copied:
             parts.append(("copy", f"x is copied first: {p.copied}"))
+        elif not p.aligned:
+            copies = any(step.needs_aligned_x(p) for step in self.forward.launches[:1])
+            how = "the forward copies x first" if copies else "the forward loads it element by element"
+            parts.append(("address", f"x does not begin at a multiple of 16 bytes: {how}"))
         if p.x is not None and p.param is not None and p.modulation is not None:
             operands = (("weight", p.weight), ("bias", p.bias)), (("scale", p.scale), ("shift", p.shift))
             for title, named, index in zip(("parameter", "modulated"), operands, (p.param, p.modulation)):

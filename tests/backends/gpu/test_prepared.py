@@ -1,13 +1,14 @@
 """The functions that launch/prepared.py writes pass to kernels what `Chain.launch` passes. Kernels are replaced: no GPU is needed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from onepass.backends.family import BACKWARD, FORWARD
+from onepass.backends.family import BACKWARD, FORWARD, PlannedLaunches
 from onepass.backends.gpu.launch import chain, kernel, prepared, stream
 from onepass.core import norms
 from onepass.core.device import KNOWN_DEVICES
@@ -191,6 +192,25 @@ def test_unusual_tensors_take_the_careful_path(unusual, launched):
     assert x.data_ptr() in args
     assert args[4] == tuple(name for name, t in (("weight", weight), ("x", x)) if t.data_ptr() % 16), "the kernel for these odd addresses"
     assert (weight.data_ptr() in args) == weight.is_contiguous()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_an_odd_address_gets_launches_of_its_own(train, launched):
+    """They are planned once, when the first x at an odd address comes."""
+    problem, planned = _problem(PLAIN["layer_norm"][0], X, W, None), []
+    family, launches = _plan(problem, FORWARD)
+
+    def for_odd_address():
+        planned.append(replace(problem, aligned=False))
+        return planned[-1], (replace(launches[0], programs=launches[0].programs + 1),)
+
+    make, rest = (family.train_forward, [None]) if train else (family.infer, [None] * 3)
+    launch = make(problem, PlannedLaunches(launches, for_odd_address))
+    odd, weight = UNUSUAL["x not aligned"](X, W)
+    for x in (X, odd, X, odd):
+        launch(x, weight, *rest)
+    usual = launches[0].programs
+    assert [args[0] for args in launched] == [usual, usual + 1, usual, usual + 1] and len(planned) == 1
 
 
 @pytest.mark.parametrize("at", range(3))
