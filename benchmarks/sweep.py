@@ -67,7 +67,7 @@ def measure(problem: Problem, device: str, compiled: bool = False) -> Record:
 def _measured(problem: Problem, device: str, compiled: bool) -> Record:
     case, bound = problem.case, problem.bound
     operands = tensors.make(case, problem.dtype, device, on_device=True)
-    operands = operands._replace(x=_shifted(operands.x, problem.shift))
+    operands = operands._replace(x=shifted(operands.x, problem.shift))
     described = describe(torch.device(device))
     chosen = plan(bound, described).family
     providers: dict[str, Provider] = {OURS: PROVIDERS[OURS]} | ({} if _breaks_torch(problem) else {"torch": PROVIDERS["torch"]})
@@ -119,7 +119,7 @@ def _forced(family: str, case: Case, operands: Operands) -> Callable[[], Any]:
     return run
 
 
-def _shifted(x: Tensor, shift: int) -> Tensor:
+def shifted(x: Tensor, shift: int) -> Tensor:
     """Return a copy of x, with the same strides, that starts `shift` elements after an aligned address."""
     if not shift:
         return x
@@ -223,7 +223,7 @@ def _run_compiled(seed: int, index: int) -> None:
     problem = draw(seed, index)
     operands = tensors.make(problem.case, problem.dtype, "cuda", on_device=True)
     with torch.no_grad():
-        PROVIDERS["torch.compile"](problem.case, operands._replace(x=_shifted(operands.x, problem.shift)))()
+        PROVIDERS["torch.compile"](problem.case, operands._replace(x=shifted(operands.x, problem.shift)))()
     torch.cuda.synchronize()
 
 

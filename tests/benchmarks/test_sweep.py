@@ -83,8 +83,8 @@ def test_a_family_that_fails_is_named(monkeypatch):
 
 def test_a_shifted_tensor():
     x = torch.randn(3, 4, 5).transpose(0, 1)
-    y = sweep._shifted(x, 3)
-    assert torch.equal(x, y) and y.stride() == x.stride() and y.storage_offset() == 3 and sweep._shifted(x, 0) is x
+    y = sweep.shifted(x, 3)
+    assert torch.equal(x, y) and y.stride() == x.stride() and y.storage_offset() == 3 and sweep.shifted(x, 0) is x
 
 
 def test_regret():

@@ -1,0 +1,102 @@
+"""Runs small problems by every GPU family, at aligned and at odd addresses: for compute-sanitizer, which makes kernels very slow.
+
+    python -m benchmarks.sanitize  # compiles the kernels
+    compute-sanitizer --tool memcheck python -m benchmarks.sanitize
+    compute-sanitizer --tool racecheck python -m benchmarks.sanitize --without ring
+
+racecheck reports hazards in correct code like that of `ring`: see docs/measured.md. Only forwards run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import torch
+
+import onepass
+from onepass.verify import calls, tensors
+from onepass.verify.cases import Case
+
+from .sweep import shifted
+
+HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
+LAST = "channels_last"
+SHIFTS = 0, 1, 3  # x begins this many elements after an aligned address
+
+PROBLEMS = {
+    "row": [
+        (Case("layer_norm", (33, 1152)), BFLOAT),
+        (Case("layer_norm", (70, 95), activation="gelu"), HALF),
+        (Case("layer_norm", (300, 192)), BFLOAT),
+        (Case("rms_norm", (9, 12288)), FULL),
+        (Case("layer_norm", (5, 10240)), FULL),
+        (Case("layer_norm", (5, 12288), residual=True), BFLOAT),
+        (Case("batch_norm", (8, 16, 9, 9), running=True, wide=True), BFLOAT),
+    ],
+    "tile": [
+        (Case("group_norm", (2, 64, 9, 9), LAST, groups=8, activation="silu"), HALF),
+        (Case("instance_norm", (3, 40, 7, 9), LAST), BFLOAT),
+    ],
+    "apply": [
+        (Case("batch_norm", (16, 64, 7, 7), evaluate=True, wide=True), BFLOAT),
+        (Case("batch_norm", (5, 24, 14, 13), evaluate=True), FULL),
+        (Case("batch_norm", (3, 24, 30, 30), LAST, evaluate=True), FULL),
+    ],
+    "whole_set": [
+        (Case("layer_norm", (7, 8200)), BFLOAT),
+        (Case("layer_norm", (1, 262144)), FULL),
+        (Case("group_norm", (2, 32, 24, 24), groups=4, activation="gelu"), FULL),
+        (Case("batch_norm", (6, 10, 31, 30), running=True, wide=True), HALF),
+    ],
+    "team": [
+        (Case("group_norm", (2, 64, 32, 32), LAST, groups=8, activation="silu"), HALF),
+        (Case("instance_norm", (2, 40, 60, 33), LAST), HALF),
+        (Case("batch_norm", (8, 16, 50, 50), LAST, running=True), FULL),
+    ],
+    "ring": [
+        (Case("layer_norm", (4, 32776)), BFLOAT),
+        (Case("layer_norm", (9, 33001)), BFLOAT),
+        (Case("rms_norm", (3, 40001), activation="silu"), FULL),
+        (Case("group_norm", (2, 32, 64, 64), groups=2, activation="gelu"), HALF),
+        (Case("group_norm", (3, 64, 40, 40), LAST, groups=8), HALF),
+        (Case("instance_norm", (6, 72, 40, 40), LAST), FULL),
+        (Case("batch_norm", (60, 8, 28, 28), running=True, wide=True), HALF),
+        (Case("layer_norm2d", (3, 200, 20, 20)), FULL),
+    ],
+    "row_reread": [
+        (Case("layer_norm", (5, 70001)), BFLOAT),
+        (Case("group_norm", (4, 12, 83, 84), groups=3, activation="gelu"), FULL),
+        (Case("rms_norm", (40, 20000)), HALF),
+    ],
+    "tile_reread": [
+        (Case("batch_norm", (8, 80, 30, 31), LAST, running=True), FULL),
+        (Case("instance_norm", (2, 10, 90, 91), LAST), HALF),
+    ],
+}
+
+
+def run(family: str, case: Case, dtype: torch.dtype, shift: int) -> None:
+    operands = tensors.make(case, dtype, "cuda", on_device=True)
+    with torch.no_grad(), onepass.force(family):
+        calls.onepass_call(case, operands._replace(x=shifted(operands.x, shift)))()
+    torch.cuda.synchronize()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sanitize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--without", choices=list(PROBLEMS), action="append", default=[], help="leave a family out; may be given twice")
+    args = parser.parse_args(argv)
+    jobs = [(family, *problem, shift) for family, problems in PROBLEMS.items() for problem in problems for shift in SHIFTS]
+    jobs = [job for job in jobs if job[0] not in args.without]
+    for job in jobs:
+        run(*job)
+    print(f"{len(jobs)} forwards ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
