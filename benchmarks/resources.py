@@ -143,7 +143,7 @@ def _value(node: ast.AST, scope: Mapping[str, Any]) -> Any:
 
 
 def _plain(node: Any) -> Any:
-    """Return a syntax tree without lines, texts that do nothing, and empty fields, of which each version of Python has others."""
+    """Return a syntax tree as tuples, without lines and docstrings. Empty fields are left out: they differ between versions of Python."""
     if isinstance(node, list):
         return [_plain(inner) for inner in node if not (isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant))]
     if isinstance(node, ast.AST):

@@ -75,19 +75,30 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less
         rate *= constants.NARROW_TILE if w.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
-        rate *= constants.REREAD_ACTIVATION if problem.spec.activation and problem.dtype.itemsize == 2 else 1.0
-        rate *= constants.REREAD_GELU if "gelu" in problem.spec.activation else 1.0
-        if len(launches) == 1 and w.reps == 1:
-            in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * problem.dtype.itemsize), 1.0) if w.run > 8192 else 0.0
-            rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[problem.dtype.itemsize]) * (1.0 - in_cache)
-        rate *= constants.REREAD_CHANNELS if _odd_channels(problem) else 1.0
-        rate *= constants.REREAD_RUNS if w.reps > 1 else 1.0
-        rate *= constants.REREAD_SHORT_RUNS if w.reps > 1 and w.run * problem.dtype.itemsize < 16 else 1.0
+        rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
     if ROW in walks and w.run > 1024:
         unaligned = constants.UNALIGNED_REREAD if family == "row_reread" else constants.UNALIGNED_RUN
         rate *= unaligned.get(_bytes_loaded(problem), 1.0)
     if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
+    return rate
+
+
+def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
+    """Return the rate of `row_reread`. With `at_once`, one launch reduces and applies: its programs wait in between."""
+    w, size, activation = walk(problem), problem.dtype.itemsize, problem.spec.activation
+    rate = product_of(
+        (
+            (constants.REREAD_ACTIVATION, activation != "" and size == 2),
+            (constants.REREAD_GELU, "gelu" in activation),
+            (constants.REREAD_CHANNELS, _odd_channels(problem)),
+            (constants.REREAD_RUNS, w.reps > 1),
+            (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
+        )
+    )
+    if at_once and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
+        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * size), 1.0) if w.run > 8192 else 0.0
+        rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[size]) * (1.0 - in_cache)
     return rate
 
 
