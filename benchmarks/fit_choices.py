@@ -31,7 +31,7 @@ from .sweep_problems import draw
 
 ROW, TILE, ROW_REREAD, TILE_REREAD, TEAM, RING, WHOLE = "row", "tile", "row_reread", "tile_reread", "team", "ring", "whole_set"
 
-# Each factor, and the families whose cost it changes. "SPEED.row" is SPEED["row"]. No factor changes a schedule.
+# Each factor, and the families whose cost it changes. "SPEED.row" is SPEED["row"]. Only factors that change no launches.
 FACTORS = {
     **{f"SPEED.{family}": (family,) for family in (ROW, TILE, ROW_REREAD, TILE_REREAD)},
     **dict.fromkeys(("ROW_START", "DIVISION", "GATHERED_ONE_BY_ONE", "ROW_WITHOUT_MEAN", "AT_ONCE", "AT_ONCE_WITHOUT_MEAN"), (ROW,)),
@@ -40,7 +40,7 @@ FACTORS = {
     **dict.fromkeys(("REREAD_ACTIVATION", "REREAD_GELU", "REREAD_CHANNELS", "REREAD_RUNS", "REREAD_SHORT_RUNS"), (ROW_REREAD,)),
     **dict.fromkeys(("REREAD_AT_ONCE.2", "REREAD_AT_ONCE.4", "UNALIGNED_REREAD.2", "UNALIGNED_REREAD.4"), (ROW_REREAD,)),
     **dict.fromkeys(("FROM_L2_AT_ONCE", "ODD_SPEED.row_reread.2", "ODD_SPEED.row_reread.4"), (ROW_REREAD,)),
-    **dict.fromkeys(("FROM_L2", "SHARE_OF_L2"), (ROW_REREAD, TILE_REREAD)),
+    "FROM_L2": (ROW_REREAD, TILE_REREAD),
     **dict.fromkeys(("NARROW_TILE", "ODD_SPEED.tile_reread.2"), (TILE_REREAD,)),
     **dict.fromkeys(("NARROW_COLUMNS", "FEW_TILES", "ODD_SPEED.tile.2"), (TILE,)),
     **dict.fromkeys(("RING_START", "RING_SCALE", "RUN_SCALE", "RING_SCALE_COLUMNS", "RING_SCALE_OTHERS"), (RING,)),

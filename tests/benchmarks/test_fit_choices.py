@@ -39,7 +39,7 @@ def test_a_planted_error_is_found(measured, monkeypatch):
     assert fit_choices.loss(fit_choices.regrets(measured, H200)) < 0.3 * fit_choices.loss(wrong)
 
 
-def test_every_factor_is_a_constant_that_changes_no_schedule():
+def test_every_factor_is_a_constant():
     for name, families in fit_choices.FACTORS.items():
         assert fit_choices._get(name) > 0 and families
     assert fit_choices._holder("ODD_SPEED.tile.2") == (constants.ODD_SPEED["tile"], 2)

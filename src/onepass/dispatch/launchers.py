@@ -27,6 +27,7 @@ from onepass.backends.family import (
     TrainingForward,
 )
 from onepass.backends.front_door import ByNeeds, FrontDoor
+from onepass.backends.gpu.launches import VECTOR_BYTES
 from onepass.core.device import Device, describe
 from onepass.core.memory import LOWEST, require_memory
 from onepass.core.operands import NO_OPTIONAL, OptionalOperands, Result
@@ -45,7 +46,6 @@ from .slower import tell_plan
 Define = Callable[..., NormSpec]  # (x, weight, bias, *args) -> the spec; it checks its arguments
 Kind = tuple[Any, ...]
 
-ALIGNMENT = 16  # bytes: GPU kernels load vectors from multiples of this
 OPERAND_NAMES = ("input", "weight", "bias", "running_mean", "running_var", *OptionalOperands._fields)
 MAX_KINDS = 4096  # the cache is cleared at this size, so that ever new shapes do not fill the memory
 
@@ -83,7 +83,7 @@ def prepare(kind: Kind, problem: NormProblem, x: Tensor, weight: Tensor | None =
     front_door.start()
     options, device = current_options(), x.device
     if options.explain:
-        if x.is_cuda and x.data_ptr() % ALIGNMENT:
+        if x.is_cuda and x.data_ptr() % VECTOR_BYTES:
             problem = replace(problem, aligned=False)
         raise ExplainRequested(problem, plan_launchable(problem, device, options)[1])
     found = Launchers(problem, device, options)

@@ -97,7 +97,7 @@ def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
         )
     )
     if at_once and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
-        in_cache = min(constants.SHARE_OF_L2 * device.l2 / (prod(problem.shape) * size), 1.0) if w.run > 8192 else 0.0
+        in_cache = share_in_l2(prod(problem.shape) * size, device) if w.run > 8192 else 0.0
         rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[size]) * (1.0 - in_cache)
     return rate
 
@@ -129,7 +129,12 @@ def _in_cache(problem: NormProblem, device: Device, launches: Launches) -> float
     """
     w = walk(problem)
     sets = min(w.total, PROGRAMS_AT_ONCE * device.sms) if len(launches) == 1 else w.total
-    return min(constants.SHARE_OF_L2 * device.l2 / (sets * w.reps * w.run * problem.dtype.itemsize), 1.0)
+    return share_in_l2(sets * w.reps * w.run * problem.dtype.itemsize, device)
+
+
+def share_in_l2(nbytes: int, device: Device) -> float:
+    """Return which part of x the L2 cache holds, if it has `nbytes` bytes."""
+    return min(constants.SHARE_OF_L2 * device.l2 / nbytes, 1.0)
 
 
 def _row_rate(problem: NormProblem) -> float:

@@ -26,7 +26,8 @@ from onepass.core.problem import NormProblem
 
 from .launch import RowLaunch
 
-LEAST_AHEAD = 36000  # elements for each multiprocessor, from which programs with rows of 2048 to 6144 elements load ahead
+# Elements for each multiprocessor, from which rows of 2049 to 6144 elements are loaded ahead, and short rows get programs of one warp.
+LEAST_AHEAD = 36000
 
 # A launch with fewer elements for each multiprocessor gets more threads. With vectors of VECTOR_BYTES, and up to MOST_THREADS threads, 128
 # rows of 4096 elements take 5.8 µs on an H200 instead of 7.2, and 500 rows of 2560 take 6.3 µs instead of 8.1 (2026-11-18).
@@ -105,6 +106,7 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     w, size, modulated = walk(problem), problem.dtype.itemsize, bool(problem.scale or problem.shift)
     block_j, remainder = block_and_remainder(w.run)
     length, each = block_j + remainder, 0 if invariant else w.total * w.run / device.sms  # elements of a multiprocessor
+    many = invariant or w.total * length >= LEAST_AHEAD * device.sms
     if 0 < each <= FEW_ELEMENTS and 512 < w.run <= 8192:  # the GPU is half empty, so all time is latency: many threads
         vectors = 1 if 2 * each <= FEW_ELEMENTS else 2
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
@@ -121,13 +123,12 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(4 if four else 2, 32, split=False)
     if remainder and 2048 < length <= 6144 and problem.addends and problem.spec.centered:  # loads ahead would fetch the residual, too
         return _Rows(1, 32, split=False) if length <= 4096 else _Rows(1, 20)
-    if _loads_ahead(problem, device, remainder, length, invariant):
-        return _Rows(2, 40, stages=3, most_warps=16) if length > 512 else _Rows(2, 24, stages=3, most_warps=16)
+    if many and _loads_ahead(problem, device, remainder, length):
+        return _Rows(2, 40 if length > 512 else 24, stages=3, most_warps=16)
     if length <= 256:
         if remainder and size == 4:
             return _Rows(16, 6)
         if remainder:
-            many = invariant or w.total * length >= LEAST_AHEAD * device.sms
             one_warp = problem.spec.centered and many and w.run % 2 == 0
             return _Rows(power_of_two(768 // length + 1) // 2, 24) if one_warp else _Rows(16, 12)
         if size == 2:
@@ -142,15 +143,14 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     return _Rows(1, 32 if length > 2048 or each >= MANY_ELEMENTS else 16)
 
 
-def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: int, invariant: bool) -> bool:
-    """Return whether programs load ahead: those that hold a row of these lengths as two blocks, and pass over it twice.
+def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: int) -> bool:
+    """Return whether programs with many rows load ahead: those that hold a row of these lengths as two blocks, and pass over it twice.
 
     These need many registers, so few of them fit on a multiprocessor. With loads ahead, 9000 rows of 2560 elements take 31 µs on an H200
     instead of 39 (2026-11-18).
     """
-    enough = invariant or walk(problem).total * length >= LEAST_AHEAD * device.sms
     some = (256 < length <= 512 and problem.dtype.itemsize == 4) or 2048 < length <= 6144
-    return bool(remainder and problem.spec.centered and some and enough and device.prefetches and not (problem.scale or problem.shift))
+    return bool(remainder and problem.spec.centered and some and device.prefetches and not (problem.scale or problem.shift))
 
 
 def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[ForwardLaunch, ...]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import ceil
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, traffic_time
+from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, share_in_l2, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -131,7 +131,7 @@ def _reads(problem: NormProblem, device: Device, launch: TeamLaunch) -> float:
         return 1.0
     w = launch.walk
     in_flight = min(launch.teams, launch.units) * launch.sets * w.run * w.reps * problem.dtype.itemsize  # bytes
-    found = min(constants.SHARE_OF_L2 * device.l2 / in_flight, 1.0)
+    found = share_in_l2(in_flight, device)
     return 2.0 - found * (1.0 - constants.TEAM_FROM_L2)
 
 
