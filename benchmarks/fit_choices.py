@@ -41,10 +41,12 @@ FACTORS = {
     **dict.fromkeys(("REREAD_AT_ONCE.2", "REREAD_AT_ONCE.4", "UNALIGNED_REREAD.2", "UNALIGNED_REREAD.4"), (ROW_REREAD,)),
     **dict.fromkeys(("FROM_L2_AT_ONCE", "ODD_SPEED.row_reread.2", "ODD_SPEED.row_reread.4"), (ROW_REREAD,)),
     "FROM_L2": (ROW_REREAD, TILE_REREAD),
+    "TILE_GELU": (TILE, TILE_REREAD),
     **dict.fromkeys(("NARROW_TILE", "ODD_SPEED.tile_reread.2"), (TILE_REREAD,)),
     **dict.fromkeys(("NARROW_COLUMNS", "FEW_TILES", "ODD_SPEED.tile.2"), (TILE,)),
     **dict.fromkeys(("RING_START", "RING_SCALE", "RUN_SCALE", "RING_SCALE_COLUMNS", "RING_SCALE_OTHERS"), (RING,)),
     **dict.fromkeys(("WHOLE_SCALE",), (WHOLE,)),
+    **dict.fromkeys(("TEAM_SCALE", "MERGE_COLUMNS"), (TEAM,)),
     **dict.fromkeys(("COPY_RATE.2", "COPY_RATE.4"), (RING, TILE_REREAD)),
 }
 

@@ -43,6 +43,7 @@ PROBLEMS = {
         (Case("batch_norm", (16, 64, 7, 7), evaluate=True, wide=True), BFLOAT),
         (Case("batch_norm", (5, 24, 14, 13), evaluate=True), FULL),
         (Case("batch_norm", (3, 24, 30, 30), LAST, evaluate=True), FULL),
+        (Case("batch_norm", (2, 7, 560, 561), LAST, evaluate=True), FULL),  # rows abreast
     ],
     "whole_set": [
         (Case("layer_norm", (7, 8200)), BFLOAT),
@@ -73,6 +74,7 @@ PROBLEMS = {
     "tile_reread": [
         (Case("batch_norm", (8, 80, 30, 31), LAST, running=True), FULL),
         (Case("instance_norm", (2, 10, 90, 91), LAST), HALF),
+        (Case("group_norm", (1, 3, 1201, 1203), LAST, groups=3, activation="gelu"), HALF),  # rows abreast
     ],
 }
 

@@ -20,7 +20,7 @@ from onepass.backends.family import FORWARD, Launches
 from onepass.backends.gpu.launches import block_and_remainder, chained, power_of_two, stages_that_fit
 from onepass.backends.gpu.partials.combine import combine_launch
 from onepass.backends.gpu.row.schedule import row_launches, row_parts
-from onepass.backends.gpu.tile.schedule import tile_apply, tile_launches, tile_parts
+from onepass.backends.gpu.tile.schedule import rows_abreast, tile_apply, tile_launches, tile_parts
 from onepass.backends.gpu.walk import walk
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress, table
@@ -121,19 +121,21 @@ def _row_reread(problem: NormProblem, device: Device) -> Iterator[tuple[str, Lau
 
 def _tile_reread(problem: NormProblem, device: Device) -> Iterator[tuple[str, Launches]]:
     w = walk(problem)
+    abreast = rows_abreast(problem, w)
     applied = [
-        tile_apply(problem, w, device),
-        tile_parts(w, device, 16, 128, 256),
-        tile_parts(w, device, 8, 64, 128),
-        tile_parts(w, device, 16, 64, 256),
+        tile_apply(problem, w, device, abreast),
+        tile_parts(w, device, 16, 128, 256, abreast=abreast),
+        tile_parts(w, device, 8, 64, 128, abreast=abreast),
+        tile_parts(w, device, 16, 64, 256, abreast=abreast),
     ]
     for programs in (3, 4, 8):
         for width, threads, stages in ((64, 128, 4), (64, 128, 1), (128, 256, 1), (128, 256, 3)):
-            reduced = tile_parts(w, device, programs, width, threads, stages_that_fit(problem, device, 32 * width, stages), reduce=True)
+            stages = stages_that_fit(problem, device, 32 * width, stages)
+            reduced = tile_parts(w, device, programs, width, threads, stages, reduce=True, abreast=abreast)
             for number, apply in enumerate(applied):
                 yield (
                     f"{programs} {width} t{threads} s{stages}, apply {number}",
-                    chained(device, (reduced, combine_launch(w, reduced.parts, device), apply)),
+                    chained(device, (reduced, combine_launch(w, reduced.parts, device, abreast), apply)),
                 )
 
 

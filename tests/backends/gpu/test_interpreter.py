@@ -8,6 +8,9 @@ import torch
 
 import onepass
 import onepass.functional as O
+from onepass.backends.gpu.tile import schedule
+from onepass.backends.gpu.walk import walk
+from onepass.bench.suite import Row, problem_of
 from onepass.planning.options import CannotForce
 from onepass.verify import oracle, tensors
 from onepass.verify.cases import Case
@@ -231,6 +234,31 @@ def test_one_value_has_no_gradient(family):
     with onepass.force(family):
         dx, dweight = torch.autograd.grad(O.layer_norm(x, (1,), weight), (x, weight), torch.randn(5, 1))
     assert not dx.any() and not dweight.any()
+
+
+ABREAST = {  # whether rows lie abreast. The last rows of some cases lack a part
+    Case("group_norm", (2, 3, 97, 89), "channels_last", groups=1, activation="gelu"): True,
+    Case("group_norm", (3, 12, 31, 67), "channels_last", groups=4, modulate=True, init="shifted"): True,
+    Case("group_norm", (1, 20, 80, 48), "channels_last", groups=2, residual=True): True,
+    Case("instance_norm", (1, 7, 80, 81), "channels_last", wide=True): True,
+    Case("batch_norm", (3, 5, 41, 67), "channels_last", running=True): True,
+    Case("batch_norm", (2, 40, 41, 67), "channels_last", evaluate=True, activation="silu"): True,
+    Case("group_norm", (2, 8, 41, 67), "channels_last", groups=2): False,  # a row fills a vector, and rows fill a block
+    Case("layer_norm", (2, 7, 80, 81), "channels_last", rank=3): False,  # each element has a weight of its own
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", ABREAST, ids=lambda case: case.name)
+def test_rows_abreast(case, dtype, monkeypatch):
+    monkeypatch.setattr(schedule, "LEAST_UNALIGNED", 0)
+    monkeypatch.setattr(schedule, "LEAST_ALIGNED", 0)
+    problem = problem_of(Row(case, dtype))
+    assert (schedule.rows_abreast(problem, walk(problem)) > 1) == ABREAST[case]
+    operands = tensors.make(case, dtype)
+    exact = oracle.exact(case, operands, tensors.make_dy(operands))
+    outcome = _evaluate(case, operands, None, "apply" if case.evaluate else "tile_reread")
+    assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
 
 
 def test_without_eps_other_families_run():

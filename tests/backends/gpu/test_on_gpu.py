@@ -225,6 +225,29 @@ def test_planned_for_an_odd_address(name, dtype):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+# Rows of these images lie abreast: rows of few channels, and rows that do not begin at multiples of 16 bytes.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("n, channels, side, groups", [(2, 3, 1201, 1), (1, 7, 999, 7), (2, 100, 301, 4), (3, 36, 403, 12)])
+def test_rows_abreast(n, channels, side, groups, shift, dtype):
+    images = torch.randn(n, channels, side, side + 1, device="cuda") + torch.randn(channels, 1, 1, device="cuda")
+    whole = torch.empty(images.numel() + shift, device="cuda", dtype=dtype)
+    x = whole[shift:].view(n, side, side + 1, channels).permute(0, 3, 1, 2).copy_(images)
+    weight, bias = torch.randn(2, channels, device="cuda").to(dtype)
+    exact = F.group_norm(x.double().contiguous(), groups, weight.double(), bias.double())
+    limit = 2**-7 if dtype == torch.bfloat16 else 2**-17
+    with onepass.force("tile_reread"):
+        assert "abreast" in str(onepass.explain(lambda x: O.group_norm(x, groups, weight, bias), x).forward.launches[0])
+        y = O.group_norm(x, groups, weight, bias)
+        running = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
+        z = O.batch_norm(x, *running, weight.float(), bias.float(), training=True, momentum=1.0)
+    torch.testing.assert_close(y.double(), exact, rtol=limit, atol=limit)
+    wide = x.double().contiguous()
+    torch.testing.assert_close(z.double(), F.batch_norm(wide, None, None, weight.double(), bias.double(), True), rtol=limit, atol=limit)
+    torch.testing.assert_close(running[0].double(), wide.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(running[1].double(), wide.var((0, 2, 3)), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_another_device(family):
     x = _input()

@@ -71,9 +71,11 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
         rate *= constants.GATHERED_ONE_BY_ONE if one_by_one else 1.0
     if family == "tile_reread":
-        rate *= min(w.reps / first.block_i, 1.0)  # few rows leave a part of each block empty
-        rate *= sqrt(w.columns / first.block_j / ceil(w.columns / first.block_j))  # so do few columns, but these cost less
-        rate *= constants.NARROW_TILE if w.columns * problem.dtype.itemsize < 16 else 1.0
+        rate *= min(first.rows / first.block_i, 1.0)  # few rows leave a part of each block empty
+        rate *= sqrt(first.columns / first.block_j / ceil(first.columns / first.block_j))  # so do few columns, but these cost less
+        rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
+    if family in ("tile", "tile_reread"):
+        rate *= constants.TILE_GELU if "gelu" in problem.spec.activation and problem.aligned else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
     if ROW in walks and w.run > 1024:

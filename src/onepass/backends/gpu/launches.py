@@ -233,14 +233,15 @@ def can_load_ahead(problem: NormProblem, w: Walk) -> bool:
     return problem.dtype.itemsize >= 4 or not any(step % 2 for step in steps)
 
 
-def loads_ahead_one_by_one(problem: NormProblem, w: Walk, stages: int) -> bool:
+def loads_ahead_one_by_one(problem: NormProblem, step: int, stages: int) -> bool:
     """Return whether a loop with several stages would load the elements of x one by one because of its address, and is slow then.
 
+    `step` is the number of elements from one row of a block to the next.
     Such loads go to shared memory, four bytes at a time: `tile_reread` of 8x80x209x210 took 813 µs (H200, 2026-11-18). Smaller elements
     are loaded straight to registers.
     """
     size = problem.dtype.itemsize
-    return stages > 1 and size == 4 and w.x[1] * size % 16 == 0
+    return stages > 1 and size == 4 and step * size % 16 == 0
 
 
 def loads_row_at_once(problem: NormProblem) -> bool:

@@ -11,7 +11,7 @@ from math import ceil, prod
 from onepass.backends.gpu.launches import ForwardLaunch
 from onepass.backends.gpu.row.schedule import row_parts
 from onepass.backends.gpu.tile.launch import TileLaunch
-from onepass.backends.gpu.tile.schedule import tile_apply, tile_parts
+from onepass.backends.gpu.tile.schedule import rows_abreast, tile_apply, tile_parts
 from onepass.backends.gpu.walk import ROW, TILE, Walk, run_by_run, used_fraction, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -32,8 +32,9 @@ def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tup
 
 
 def _across(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:
+    abreast = rows_abreast(problem, w)
     if w.run > 1:
-        return tile_parts(w, device, ONE_BLOCK_EACH, 128, 32, height=8)
+        return tile_parts(w, device, ONE_BLOCK_EACH, 128, 32, height=8, abreast=abreast)
     if prod(problem.shape) >= 2**22 and problem.dtype.itemsize == 4:
-        return tile_parts(w, device, ONE_BLOCK_EACH, 64, 256)
-    return tile_apply(problem, w, device)
+        return tile_parts(w, device, ONE_BLOCK_EACH, 64, 256, abreast=abreast)
+    return tile_apply(problem, w, device, abreast)

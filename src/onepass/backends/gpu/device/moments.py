@@ -52,12 +52,12 @@ def update(mean, m2, k, x, inside, CENTERED: tl.constexpr):
 
 
 @triton.jit
-def lanes(start, end, BLOCK: tl.constexpr):
-    """Return how many indices each of BLOCK lanes has, if the lanes take the indices from start to end in turn.
+def lanes(start, end, lane, BLOCK: tl.constexpr):
+    """Return how many indices each lane has, if BLOCK lanes take the indices from start to end in turn.
 
-    Example: `lanes(0, 5, 4)` is [2, 1, 1, 1].
+    Example: `lanes(0, 5, tl.arange(0, 4), 4)` is [2, 1, 1, 1].
     """
-    return tl.maximum((end - start - tl.arange(0, BLOCK) + BLOCK - 1) // BLOCK, 0).to(tl.float32)
+    return tl.maximum((end - start - lane + BLOCK - 1) // BLOCK, 0).to(tl.float32)
 
 
 @triton.jit

@@ -45,11 +45,15 @@ class PartArguments(NamedTuple):
 
 
 class SetSizes(NamedTuple):
-    """The sizes of sets: each has `reps` runs of `run` elements, and there are `sets` sets for each value of o."""
+    """The sizes of sets: each has `reps` runs of `run` elements, and there are `sets` sets for each value of o.
+
+    If `abreast` is not 1, that many neighbouring parts take the runs in turn.
+    """
 
     reps: Length
     sets: Index
     run: Stride
+    abreast: Index
 
 
 class CombineMode(NamedTuple):
@@ -66,6 +70,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
 
     name: ClassVar[str] = "combine"
     split: Split  # how sets are cut into parts: chunk_r counts runs, chunk_t counts elements
+    abreast: int = 1  # neighbouring parts that take the runs in turn
 
     @property
     def what(self) -> str:
@@ -77,7 +82,7 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
             torch.float32,
             computed_statistics(problem, options._replace(statistics=True)),  # the next launch reads them
             float(spec.eps),
-            SetSizes(w.reps, w.sets, w.run),
+            SetSizes(w.reps, w.sets, w.run, self.abreast),
             PartArguments(*self.split, m2_offset=w.total * self.split.parts_r * self.split.parts_t),
             CombineMode(self.block_i, self.block_j, spec.centered, self.pdl_trigger, self.pdl_wait),
         )
@@ -90,8 +95,9 @@ class CombineLaunch(ChainedLaunch, ForwardLaunch):
         return Kernel(combine, self.arguments(problem, options), self.programs, self.warps, pdl=self.pdl_wait)
 
 
-def combine_launch(w: Walk, split: Split, device: Device) -> CombineLaunch:
-    size = 64 if split.parts_r * split.parts_t <= 64 else 1024  # parts merged at a time: two sizes only, as each is compiled
+def combine_launch(w: Walk, split: Split, device: Device, abreast: int = 1) -> CombineLaunch:
+    parts = split.parts_r * split.parts_t
+    size = 64 if parts <= 64 else 1024 if parts <= 2048 else 8192  # parts merged at a time: three sizes only, as each is compiled
     block_j = min(power_of_two(split.parts_t), size)
     warps = warps_for(size // 8, device)
-    return CombineLaunch(walk=w, programs=w.total, warps=warps, block_i=size // block_j, block_j=block_j, split=split)
+    return CombineLaunch(walk=w, programs=w.total, warps=warps, block_i=size // block_j, block_j=block_j, split=split, abreast=abreast)

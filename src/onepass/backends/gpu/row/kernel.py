@@ -153,7 +153,7 @@ def _part(
         KEEP: tl.constexpr = "evict_last" if BOTH else ""
         mean, m2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
         k = 0.0
-        n = lanes(t_start, t_end, block.j)[None, :]
+        n = lanes(t_start, t_end, j, block.j)
         if mode.flat:
             for t0 in tl.range(t_start, t_end, block.j, num_stages=block.stages):
                 mask = here & (t0 + j < t_end)
@@ -170,7 +170,7 @@ def _part(
                     k += 1.0
                     x = load(io, x_at + (r0 + i).to(tl.int64) * view.x_r + t, mask, KEEP)
                     mean, m2 = update(mean, m2, k, x, mask, norm.centered)
-            n = n * lanes(r_start, r_end, block.i)[:, None]
+            n = n * lanes(r_start, r_end, i, block.i)
             mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, norm.centered)
         if mode.apply:
             var = m2 / view.reps / view.run

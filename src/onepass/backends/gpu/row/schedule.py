@@ -118,6 +118,9 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, 48, stages=3, most_warps=1)
     if 128 < w.run <= 512 and size == 2 and w.run % 2 and not modulated:  # loads of 2 bytes: two rows, in one warp if in two blocks
         return _Rows(2, length // 16 if remainder else 16)
+    if 256 < w.run <= 384 and size == 2 and not modulated:
+        ahead = problem.spec.centered and each >= LEAST_AHEAD
+        return _Rows(4, 48, stages=3, most_warps=16) if ahead else _Rows(8, 12)
     if 256 < w.run <= 512 and size == 2 and not modulated:
         four = w.run == 512 or 0 < each < LEAST_AHEAD or not problem.spec.centered
         return _Rows(4 if four else 2, 32, split=False)
@@ -127,15 +130,19 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(2, 40 if length > 512 else 24, stages=3, most_warps=16)
     if length <= 256:
         if remainder and size == 4:
-            return _Rows(16, 6)
+            return _Rows(8, 10)
         if remainder:
             one_warp = problem.spec.centered and many and w.run % 2 == 0
             return _Rows(power_of_two(768 // length + 1) // 2, 24) if one_warp else _Rows(16, 12)
         if size == 2:
             return _Rows(2048 // length, 8) if length <= 128 else _Rows(1024 // length, 32)
-        return _Rows(1024 // length, 32) if w.run * size % VECTOR_BYTES == 0 else _Rows(max(32, 2048 // length), 16)
+        if w.run * size % VECTOR_BYTES == 0:
+            return _Rows(1024 // length, 32)
+        return _Rows(1024 // length, 8) if length > 64 else _Rows(2048 // length, 16)
     if modulated:  # a row reads as many scales or shifts as elements of x
         return _Rows(1, 36, stages=3, most_warps=12)
+    if remainder and length <= 1280 and size == 2:
+        return _Rows(2, 40)
     if remainder:
         return _Rows(1, 36)
     if length <= 1024:
@@ -171,7 +178,9 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     wide = problem.dtype.itemsize == 4
     ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
-    if not vectors and not ahead:  # loads of few bytes: many threads
+    if not vectors and not ahead and w.reps == 1 and not wide and "gelu" in problem.spec.activation:
+        reduce, apply = (4, 4096, 256, 1), (16, 2048, 128)
+    elif not vectors and not ahead:  # loads of few bytes: many threads
         reduce, apply = (8, 1024, 128, 1), (32, 1024, 256) if w.reps == 1 or wide else (16, 1024, 128)
     elif flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)

@@ -151,7 +151,7 @@ def _reduce(io, x_at, start, end, view, set_, here, norm: tl.constexpr, block: t
         x = load(io, x_at + _offset(r0 + i, mode.int32_offsets) * view.x_r, mask, "")
         mean, m2 = update(mean, m2, k, x, mask, norm.centered)
     rows = (end - start) * 1.0
-    mean, m2 = merge(mean, m2, lanes(start, end, block.i)[:, None], rows, 0, norm.centered)
+    mean, m2 = merge(mean, m2, lanes(start, end, i, block.i), rows, 0, norm.centered)
     if norm.centered:
         of_set = _sum_sets(mean * DOWN, set_, block) / view.run * UP
         delta = tl.where(here, mean - _to_columns(of_set, set_, block), 0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil
 
 from onepass.backends.gpu import constants
@@ -48,7 +48,7 @@ def team_unsupported(problem: NormProblem, device: Device) -> list[str]:
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def team_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TeamLaunch, ...]:
-    return fastest(problem, device, invariant, candidates, modelled_time)
+    return fastest(problem, device, invariant, candidates, partial(modelled_time, merge=constants.MERGE))
 
 
 def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -57,7 +57,8 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = team_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         return (_reads(problem, device, replace(launch, programs=launch.members)) + 1) / 2 / _rate(problem, launch) / 1e3
-    return modelled_time(problem, launch, device)
+    scale = 1.0 if launch.resident else constants.TEAM_SCALE
+    return scale * modelled_time(problem, launch, device, constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLaunch]:
@@ -107,21 +108,20 @@ def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
     return found
 
 
-def modelled_time(problem: NormProblem, launch: TeamLaunch, device: Device) -> float:
-    """Return the modelled time of a launch, in microseconds."""
+def modelled_time(problem: NormProblem, launch: TeamLaunch, device: Device, merge: float) -> float:
+    """Return the modelled time of a launch, in microseconds. `merge` is the time to merge 128 parts."""
     rounds = ceil(launch.units / launch.teams)
     traffic = (_reads(problem, device, launch) + 1) / 2
     elements = launch.rows * launch.sets * launch.walk.run  # elements of a unit that a member has
     moved = traffic_time(problem, launch, device, rounds * elements, constants.BANDWIDTH * constants.SPEED["team"])
-    return constants.START + constants.LAUNCH + _waits(launch, rounds) + moved * traffic / _rate(problem, launch)
+    return constants.START + constants.LAUNCH + _waits(launch, rounds, merge) + moved * traffic / _rate(problem, launch)
 
 
-def _waits(launch: TeamLaunch, rounds: int) -> float:
+def _waits(launch: TeamLaunch, rounds: int, merge: float) -> float:
     """Return how long a team waits, in microseconds: for the moments of its members, and for the loads of each further unit."""
     if launch.members == 1:
         return (rounds - 1) * constants.REFILL
     parts = power_of_two(launch.members) * power_of_two(launch.sets)
-    merge = constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS
     return (rounds - 1) * constants.STALL + constants.BARRIER + ceil(parts / 128) * merge
 
 

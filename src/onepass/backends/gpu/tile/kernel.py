@@ -2,7 +2,7 @@
 
 A set is the elements that share one mean and variance. In `x[o, r, s, t]` a set is one (o, s). A row is one r, a column is
 one (s, t), and a set has `run` columns. A block is [I, J]: I indexes rows, J indexes columns. A part is the rows that one
-program works on.
+program works on. If rows of x lie abreast, one row of a block is several rows of x, which follow one another in memory.
 """
 
 import triton
@@ -15,6 +15,7 @@ from onepass.backends.gpu.device.elements import load, load_x, program, store
 from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import (
     inverse_deviation,
+    join,
     known_rstd,
     lanes,
     load_statistics,
@@ -94,10 +95,17 @@ def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.co
     i = tl.arange(0, block.i)[:, None]
     o, part = pid // split.blocks // split.parts_r, pid // split.blocks % split.parts_r
     column = pid % split.blocks * block.j + tl.arange(0, block.j)[None, :]
-    s, t = column // view.run, column % view.run
+    in_row = column % split.columns_of_x if mode.abreast else column
+    s, t = in_row // view.run, in_row % view.run
     x_at, y_at, here = locate_columns(o, s, t, column, view, split.columns, mode.dense)
     start = part * split.chunk_r
     end = tl.minimum(start + split.chunk_r, view.reps)
+    if mode.abreast:  # the last row may lack some rows of x. It is not read with the others, so that their masks allow loads of vectors
+        abreast = split.columns // split.columns_of_x
+        full = split.rows_of_x // abreast
+        in_last = here & (column < tl.where(end > full, split.rows_of_x % abreast * split.columns_of_x, 0))
+        x_last, y_last = x_at + full.to(tl.int64) * view.x_r, y_at + full.to(tl.int64) * view.y_r
+        end = tl.minimum(end, full)
     if mode.reduce:
         mean, m2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
         k = 0.0
@@ -106,7 +114,10 @@ def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.co
             k += 1.0
             x = load(io, x_at + (r0 + i).to(tl.int64) * view.x_r, mask, "")
             mean, m2 = update(mean, m2, k, x, mask, norm.centered)
-        mean, m2 = merge(mean, m2, lanes(start, end, block.i)[:, None], (end - start) * 1.0, 0, norm.centered)
+        mean, m2 = merge(mean, m2, lanes(start, end, i, block.i), tl.maximum(end - start, 1) * 1.0, 0, norm.centered)
+        if mode.abreast:
+            x = load(io, x_last, in_last, "")
+            mean, m2, _ = join(mean, m2, (end - start) * 1.0, x, 0.0 if norm.centered else x * x, in_last.to(tl.float32), norm.centered)
         at = (o.to(tl.int64) * split.parts_r + part) * split.columns + column
         tl.store(parts_ptr + at, mean, mask=here)
         tl.store(parts_ptr + split.m2_offset + at, m2, mask=here)
@@ -125,3 +136,6 @@ def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.co
                 place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
                 factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
             store(io.y_ptr, y_at + r.to(tl.int64) * view.y_r, (x - mean) * factor + term, inside & here, norm.activation, "")
+        if mode.abreast:
+            x = load_x(io.x_ptr, x_last, in_last, "")
+            store(io.y_ptr, y_last, (x - mean) * factor + term, in_last, norm.activation, "")

@@ -8,6 +8,7 @@ the rows that one program works on.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ class TileSplit(NamedTuple):
     blocks: Count  # blocks of columns for each value of o
     m2_offset: Count  # the M2 values of the parts are stored this many elements after their means
     columns: Length  # columns for each value of o
+    columns_of_x: Count  # columns of a row of x: several such rows may lie abreast
+    rows_of_x: Count
 
 
 class TileBlock(NamedTuple):
@@ -40,6 +43,7 @@ class TileMode(NamedTuple):
     reduce: bool  # compute moments; if not resident, the launch then computes no y
     wide: bool  # the program id is a 64-bit integer
     dense: bool  # the columns of each o are contiguous, in x and in y
+    abreast: bool  # several rows of x lie abreast
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -52,6 +56,7 @@ class TileLaunch(WalkLaunch, ForwardLaunch):
     blocks: int  # blocks of columns for each value of o
     parts_r: int = 1  # parts into which the rows are cut
     chunk_r: int = 1  # rows of a part
+    abreast: int = 1  # how many rows of x are read as one row
     block_run: int = 1  # if resident: how many columns of a block belong to one set
     remainder: int = 0  # if resident: rows of a second block, which holds the rest of a set; 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
@@ -75,6 +80,10 @@ class TileLaunch(WalkLaunch, ForwardLaunch):
         return not self.reduce
 
     @property
+    def shape(self) -> str:
+        return super().shape + (f", {self.abreast} rows of x abreast" if self.abreast > 1 else "")
+
+    @property
     def used_lanes(self) -> float:
         """The fraction of a resident block's positions that hold an element. Empty positions cost instructions, too."""
         return self.walk.reps * self.walk.run / ((self.block_i + self.remainder) * self.block_run)
@@ -82,7 +91,16 @@ class TileLaunch(WalkLaunch, ForwardLaunch):
     @property
     def parts(self) -> Split:
         """The Split of a set for `combine` (partials/combine_kernel.py): a part is chunk_r rows of one column."""
-        return Split(self.parts_r, self.walk.run, self.chunk_r, 1)
+        return Split(self.parts_r * self.abreast, self.walk.run, self.chunk_r, 1)
+
+    @property
+    def rows(self) -> int:
+        """How many rows the blocks cover. The last one may be shorter, if rows of x lie abreast."""
+        return ceil(self.walk.reps / self.abreast)
+
+    @property
+    def columns(self) -> int:
+        return self.walk.columns * self.abreast
 
     @property
     def partial_moments(self) -> int:
@@ -90,10 +108,10 @@ class TileLaunch(WalkLaunch, ForwardLaunch):
 
     @property
     def _means(self) -> int:
-        return self.walk.total * self.parts_r * (1 if self.resident else self.walk.run)
+        return self.walk.total * self.parts_r * self.abreast * (1 if self.resident else self.walk.run)
 
     def needs_aligned_x(self, problem: NormProblem) -> bool:
-        return not self.resident and loads_ahead_one_by_one(problem, self.walk, self.stages)
+        return not self.resident and loads_ahead_one_by_one(problem, self.walk.x[1] * self.abreast, self.stages)
 
     def arguments(self, problem: NormProblem, options: ForwardOptions) -> tuple[Any, ...]:
         w = self.walk
@@ -103,13 +121,13 @@ class TileLaunch(WalkLaunch, ForwardLaunch):
             None if self.apply else torch.float32,
             float(problem.spec.eps),
             w.total,
-            view_of(w, dense),
+            view_of(w, dense)._replace(reps=self.rows, x_r=w.x[1] * self.abreast, y_r=w.y[1] * self.abreast),
             maps_of(w),
-            TileSplit(self.parts_r, self.chunk_r, self.blocks, self._means, w.columns),
+            TileSplit(self.parts_r, self.chunk_r, self.blocks, self._means, self.columns, w.columns, w.reps),
             forward_norm(problem, w),
             TileBlock(self.block_i, self.block_j, self.block_run, self.remainder, self.stages),
             TileMode(
-                *(self.resident, self.reduce, needs_wide_programs(w, self.programs, self.block_i), dense),
+                *(self.resident, self.reduce, needs_wide_programs(w, self.programs, self.block_i), dense, self.abreast > 1),
                 *(self.pdl_trigger, self.pdl_wait),
             ),
         )

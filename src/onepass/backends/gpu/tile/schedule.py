@@ -6,9 +6,10 @@ one (o, s), a row is one r, and a column is one (s, t). A part is the rows that 
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd, prod
 
 from onepass.backends.gpu.launches import (
+    VECTOR_BYTES,
     ForwardLaunch,
     block_and_remainder,
     can_load_ahead,
@@ -18,7 +19,7 @@ from onepass.backends.gpu.launches import (
     warps_for,
 )
 from onepass.backends.gpu.partials.combine import combine_launch
-from onepass.backends.gpu.walk import Walk, walk
+from onepass.backends.gpu.walk import AXIS_R, Walk, axis_mask, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
@@ -26,6 +27,11 @@ from .launch import TileLaunch
 
 LARGEST_TILE = 16384  # elements of the largest block that fits in the registers of one program
 NARROWEST = 16  # columns of the narrowest block, unless there are fewer columns
+WIDTH = 64  # columns of a block of `tile_reread`, unless there are fewer
+# Rows abreast: the least rows that are left, the most that lie abreast, and the part of a block's columns that may be empty. A smaller x
+# gains less than the larger number of partial moments costs: the fewest elements, if rows do not begin at multiples of 16 bytes, and if
+# they do.
+LEAST_ROWS, MOST_ABREAST, MOST_EMPTY, LEAST_UNALIGNED, LEAST_ALIGNED = 64, 64, 0.06, 2**22, 2**24
 
 
 def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TileLaunch, ...]:
@@ -66,17 +72,50 @@ def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) 
     """Return three launches: reduce parts of sets, combine the parts, apply."""
     w = walk(problem)
     programs = 3 if w.total * w.reps * w.run >= 2**23 else 2
-    stages = stages_that_fit(problem, device, 2048, 4)
-    reduced = tile_parts(w, device, programs, 64, 128, stages, 256 if invariant else 0, reduce=True)
-    return chained(device, (reduced, combine_launch(w, reduced.parts, device), tile_apply(problem, w, device)))
+    stages = _stages(problem, device, 4)
+    abreast = rows_abreast(problem, w, invariant)
+    reduced = tile_parts(w, device, programs, WIDTH, 128, stages, 256 if invariant else 0, reduce=True, abreast=abreast)
+    combine = combine_launch(w, reduced.parts, device, abreast)
+    return chained(device, (reduced, combine, tile_apply(problem, w, device, abreast)))
 
 
-def tile_apply(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:
+def tile_apply(problem: NormProblem, w: Walk, device: Device, abreast: int = 1) -> TileLaunch:
     size = w.total * w.reps * w.run
-    if w.columns % 128 == 0 and size >= 2**25:
-        return tile_parts(w, device, 16, 128, 256)
+    if size >= 2**25 and (w.columns % 128 == 0 or (abreast > 1 and problem.dtype.itemsize == 2)):
+        return tile_parts(w, device, 16, 128, 256, abreast=abreast)
     programs, stages = (16, 4) if size >= 2**23 else (8, 3)
-    return tile_parts(w, device, programs, 64, 128, stages_that_fit(problem, device, 2048, stages))
+    return tile_parts(w, device, programs, WIDTH, 128, _stages(problem, device, stages), abreast=abreast)
+
+
+def _stages(problem: NormProblem, device: Device, wanted: int) -> int:
+    """Return the stages of a launch of `tile_reread`. Loads ahead of single elements of 4 bytes are slow, so there are none."""
+    one_by_one = not problem.aligned and problem.dtype.itemsize == 4
+    return 1 if one_by_one else stages_that_fit(problem, device, 2048, wanted)
+
+
+def rows_abreast(problem: NormProblem, w: Walk, invariant: bool = False) -> int:
+    """Return how many rows of x a block takes abreast, as one row.
+
+    So the rows of few columns fill a block, and rows whose length is odd begin at multiples of 16 bytes. It is 1 if that is so anyway, if
+    the rows of x do not follow one another in memory, if each has parameters of its own, or if x is small: one sample of x, if the result
+    must not depend on the batch size (`invariant`).
+    """
+    follow = w.dense and w.x[1] == w.y[1] == w.columns
+    if not follow or (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
+        return 1
+    aligned = VECTOR_BYTES // gcd(w.columns * problem.dtype.itemsize, VECTOR_BYTES)
+    elements = prod(problem.shape) // (w.outer if invariant else 1)
+    if elements < (LEAST_UNALIGNED if aligned > 1 else LEAST_ALIGNED):
+        return 1
+    choices = range(aligned, min(w.reps // LEAST_ROWS, MOST_ABREAST) + 1, aligned)
+
+    def empty(abreast: int) -> float:
+        columns = w.columns * abreast
+        block_j = min(power_of_two(columns), WIDTH)
+        return 1 - columns / (ceil(columns / block_j) * block_j)
+
+    full = [abreast for abreast in choices if empty(abreast) <= MOST_EMPTY]
+    return full[0] if full else min(choices, key=empty, default=1)
 
 
 def tile_size(problem: NormProblem) -> int:
@@ -87,18 +126,28 @@ def tile_size(problem: NormProblem) -> int:
 
 
 def tile_parts(
-    w: Walk, device: Device, programs: int, width: int, threads: int, stages: int = 1, rows: int = 0, reduce: bool = False, height: int = 32
+    w: Walk,
+    device: Device,
+    programs: int,
+    width: int,
+    threads: int,
+    stages: int = 1,
+    rows: int = 0,
+    reduce: bool = False,
+    height: int = 32,
+    abreast: int = 1,
 ) -> TileLaunch:
     """Return a launch with about `rows` rows for each program; if `rows` is 0, `programs` programs for each multiprocessor.
 
-    A block has `width` columns and `height` rows, or fewer columns and more rows.
+    A block has `width` columns and `height` rows, or fewer columns and more rows. One of its rows is `abreast` rows of x.
     """
-    block_j = min(power_of_two(w.columns), width)
+    columns, all_rows = w.columns * abreast, ceil(w.reps / abreast)
+    block_j = min(power_of_two(columns), width)
     block_i = height * width // block_j
-    blocks = ceil(w.columns / block_j)
-    parts = ceil(w.reps / rows) if rows else ceil(programs * device.sms / (w.outer * blocks))
-    chunk_r = ceil(ceil(w.reps / block_i) / parts) * block_i
-    parts_r = ceil(w.reps / chunk_r)
+    blocks = ceil(columns / block_j)
+    parts = ceil(all_rows / rows) if rows else ceil(programs * device.sms / (w.outer * blocks))
+    chunk_r = ceil(ceil(all_rows / block_i) / parts) * block_i
+    parts_r = ceil(all_rows / chunk_r)
     return TileLaunch(
         walk=w,
         programs=w.outer * parts_r * blocks,
@@ -109,6 +158,7 @@ def tile_parts(
         blocks=blocks,
         parts_r=parts_r,
         chunk_r=chunk_r,
+        abreast=abreast,
         stages=stages,
         reduce=reduce,
     )
