@@ -15,7 +15,8 @@ from onepass.core.problem import NormProblem
 
 from . import constants
 from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once
-from .walk import ROW, TILE, needs_division, used_fraction, walk
+from .partials.parameters import parameter_axes
+from .walk import AXIS_R, ROW, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
@@ -67,12 +68,14 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
     if first.resident:
         rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
         narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
-        rate *= constants.NARROW_COLUMNS if narrow else 1.0
+        odd = narrow and problem.dtype.itemsize == 2 and w.x[1] % 4
+        rate *= (constants.NARROW_COLUMNS if narrow else 1.0) * (constants.ODD_COLUMNS if odd else 1.0)
         one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
         rate *= constants.GATHERED_ONE_BY_ONE if one_by_one else 1.0
     if family == "tile_reread":
         rate *= min(first.rows / first.block_i, 1.0)  # few rows leave a part of each block empty
         rate *= sqrt(first.columns / first.block_j / ceil(first.columns / first.block_j))  # so do few columns, but these cost less
+        rate *= constants.TILE_BY_ROW if parameter_axes(problem, w) & AXIS_R else 1.0
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
     if family in ("tile", "tile_reread"):
         rate *= constants.TILE_GELU if "gelu" in problem.spec.activation and problem.aligned else 1.0
@@ -96,6 +99,7 @@ def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
             (constants.REREAD_CHANNELS, _odd_channels(problem)),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
+            (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
         )
     )
     if at_once and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing

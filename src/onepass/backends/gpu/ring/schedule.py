@@ -93,7 +93,8 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    return copy_cost(problem, launches) + constants.RING_START + _scale(launch) * modelled_time(problem, launch, device)
+    start = constants.RUN_START if launch.walk.folded else constants.RING_START
+    return copy_cost(problem, launches) + start + _scale(launch) * modelled_time(problem, launch, device)
 
 
 def _scale(launch: RingLaunch) -> float:

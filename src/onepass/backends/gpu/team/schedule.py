@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from math import ceil
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, share_in_l2, traffic_time
+from onepass.backends.gpu.cost import FULL_RATE_WIDTH, copy_rate, product_of, share_in_l2, traffic_time
 from onepass.backends.gpu.launches import fastest, power_of_two, team_programs, warps_for
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
@@ -57,8 +57,18 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = team_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         return (_reads(problem, device, replace(launch, programs=launch.members)) + 1) / 2 / _rate(problem, launch) / 1e3
-    scale = 1.0 if launch.resident else constants.TEAM_SCALE
-    return scale * modelled_time(problem, launch, device, constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS)
+    time = modelled_time(problem, launch, device, constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS)
+    if launch.resident:
+        return time
+    size = problem.dtype.itemsize
+    rate = product_of(
+        (
+            (constants.TEAM_REREAD_GELU, "gelu" in problem.spec.activation and size == 2),
+            (constants.TEAM_REREAD_ODD, not problem.aligned and size == 2),
+            (constants.TEAM_REREAD_NARROW, launch.walk.columns * size < 16),
+        )
+    )
+    return constants.TEAM_START + constants.TEAM_SCALE * time / rate
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLaunch]:
