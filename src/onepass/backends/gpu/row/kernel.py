@@ -53,10 +53,16 @@ def _resident(
 ):  # fmt: skip
     """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is read once, its runs one after another.
 
-    If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements.
+    If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements. If block.stripe is not 0, the block
+    is [block.i, block.j // block.stripe, block.stripe]: the compiler lays threads along stripes and I, so a thread has an element of each
+    stripe, and sums need fewer exchanges between threads.
     """
     n = view.run if mode.flat else view.reps * view.run
-    set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
+    if block.stripe:
+        set_ = first + tl.arange(0, block.i)[:, None, None]
+        j = tl.arange(0, block.j // block.stripe)[None, :, None] * block.stripe + tl.arange(0, block.stripe)[None, None, :]
+    else:
+        set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     o, s = set_ // view.sets, set_ % view.sets
     if not mode.int32_offsets:
         o, s = o.to(tl.int64), s.to(tl.int64)
@@ -64,14 +70,14 @@ def _resident(
     x_at, y_at = (o * view.x_o + s * view.x_s).to(tl.int64), (o * view.y_o + s * view.y_s).to(tl.int64)
     here, inside = set_ < total, j < n
     if mode.exact:
-        inside = tl.full((1, block.j), True, tl.int1)
+        inside = tl.full(j.shape, True, tl.int1)
     r, t = _run_and_place(j, view, mode)
     x = load(io, x_at + (r * view.x_r + t), here & inside, "")
     DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
     place = Place(o=o, r=r, s=s, t=t, i_inside=here, j_inside=inside)
     if mode.early:  # so that these loads overlap with those of x; NVIDIA's compiler moves them behind the first sums
         gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
-    mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True)
+    mean = _sum_of_sets(scaled_down(x, DTYPE), block)
     if block.remainder:
         j_rest = block.j + tl.arange(0, block.remainder)[None, :]
         inside_rest = j_rest < n
@@ -88,7 +94,7 @@ def _resident(
         x -= mean
         if not mode.exact:
             x = tl.where(here & inside, x, 0.0)
-    var = tl.sum(x * x, 1, keep_dims=True)
+    var = _sum_of_sets(x * x, block)
     if block.remainder:
         if norm.centered:
             x_rest -= mean
@@ -110,6 +116,14 @@ def _resident(
             factor_rest, term_rest = fold_affine(rstd, affine, maps, place_rest, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
         y_rest = y_at + (r_rest * view.y_r + t_rest)
         store(io.y_ptr, y_rest, x_rest * factor_rest + term_rest, here & inside_rest, norm.activation, "")
+
+
+@triton.jit
+def _sum_of_sets(x, block: tl.constexpr):
+    if block.stripe:
+        return tl.sum(tl.sum(x, 1, keep_dims=True), 2, keep_dims=True)
+    else:
+        return tl.sum(x, 1, keep_dims=True)
 
 
 @triton.jit

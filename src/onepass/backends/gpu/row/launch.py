@@ -27,6 +27,7 @@ class RowBlock(NamedTuple):
     remainder: int  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int  # blocks that are loaded or worked on at the same time
     run_fits: bool  # a whole run fits into one block
+    stripe: int  # if resident: the elements of a stripe of a set; 0 if there are no stripes
 
 
 class RowMode(NamedTuple):
@@ -52,6 +53,7 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
     split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
     remainder: int = 0  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
+    stripe: int = 0  # if resident: a thread has an element, or a vector, of each stripe of this many elements; 0 if there are no stripes
     resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
@@ -115,7 +117,7 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
             maps_of(w),
             PartArguments(*self.split, m2_offset=self._means),
             forward_norm(problem, w),
-            RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
+            RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run, self.stripe),
             RowMode(
                 *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), self.flat),
                 *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL),
