@@ -53,14 +53,14 @@ def _resident(
 ):  # fmt: skip
     """Compute the statistics and y of block.i whole sets, from set `first` on. Each set is read once, its runs one after another.
 
-    If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements. If block.stripe is not 0, the block
-    is [block.i, block.j // block.stripe, block.stripe]: the compiler lays threads along stripes and I, so a thread has an element of each
+    If block.remainder is not 0, a set is held as two blocks, of block.j and block.remainder elements. If mode.stripe is not 0, the block
+    is [block.i, block.j // mode.stripe, mode.stripe]: the compiler lays threads along stripes and I, so a thread has an element of each
     stripe, and sums need fewer exchanges between threads.
     """
     n = view.run if mode.flat else view.reps * view.run
-    if block.stripe:
+    if mode.stripe:
         set_ = first + tl.arange(0, block.i)[:, None, None]
-        j = tl.arange(0, block.j // block.stripe)[None, :, None] * block.stripe + tl.arange(0, block.stripe)[None, None, :]
+        j = tl.arange(0, block.j // mode.stripe)[None, :, None] * mode.stripe + tl.arange(0, mode.stripe)[None, None, :]
     else:
         set_, j = first + tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     o, s = set_ // view.sets, set_ % view.sets
@@ -77,7 +77,7 @@ def _resident(
     place = Place(o=o, r=r, s=s, t=t, i_inside=here, j_inside=inside)
     if mode.early:  # so that these loads overlap with those of x; NVIDIA's compiler moves them behind the first sums
         gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_R | AXIS_T)
-    mean = _sum_of_sets(scaled_down(x, DTYPE), block)
+    mean = _sum_of_sets(scaled_down(x, DTYPE), mode)
     if block.remainder:
         j_rest = block.j + tl.arange(0, block.remainder)[None, :]
         inside_rest = j_rest < n
@@ -94,7 +94,7 @@ def _resident(
         x -= mean
         if not mode.exact:
             x = tl.where(here & inside, x, 0.0)
-    var = _sum_of_sets(x * x, block)
+    var = _sum_of_sets(x * x, mode)
     if block.remainder:
         if norm.centered:
             x_rest -= mean
@@ -119,8 +119,8 @@ def _resident(
 
 
 @triton.jit
-def _sum_of_sets(x, block: tl.constexpr):
-    if block.stripe:
+def _sum_of_sets(x, mode: tl.constexpr):
+    if mode.stripe:
         return tl.sum(tl.sum(x, 1, keep_dims=True), 2, keep_dims=True)
     else:
         return tl.sum(x, 1, keep_dims=True)

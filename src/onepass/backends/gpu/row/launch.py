@@ -27,7 +27,6 @@ class RowBlock(NamedTuple):
     remainder: int  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int  # blocks that are loaded or worked on at the same time
     run_fits: bool  # a whole run fits into one block
-    stripe: int  # if resident: the elements of a stripe of a set; 0 if there are no stripes
 
 
 class RowMode(NamedTuple):
@@ -41,6 +40,7 @@ class RowMode(NamedTuple):
     by_s: bool  # sets with the same s share their statistics, which are given
     int32_offsets: bool  # offsets into x and y fit in 32 bits
     tiny_eps: bool  # eps is so small that var + eps may be subnormal
+    stripe: int  # if resident: the elements of a stripe of a set; 0 if there are no stripes
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -117,10 +117,10 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
             maps_of(w),
             PartArguments(*self.split, m2_offset=self._means),
             forward_norm(problem, w),
-            RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run, self.stripe),
+            RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
             RowMode(
                 *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), self.flat),
-                *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL),
+                *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL, self.stripe),
                 *(self.pdl_trigger, self.pdl_wait),
             ),
         )
