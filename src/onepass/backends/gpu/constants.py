@@ -23,10 +23,8 @@ SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y pa
 SPEED = {"row": 0.9, "row_reread": 1.15, "tile": 1.23, "tile_reread": 1.3, "team": 0.75}  # 1 for other families
 UNALIGNED_RUN, UNALIGNED_REREAD = {2: 0.65, 4: 0.9}, {2: 0.52, 4: 0.71}  # of long runs whose elements are loaded 2 or 4 bytes at a time
 UNALIGNED_LONG_ROW = 0.525  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
-NARROW_COLUMNS, ODD_COLUMNS = (
-    0.6,
-    0.6,
-)  # `tile`: a block has less than 64 bytes of a row; and elements of 16 bits are loaded 2 or 4 bytes at a time
+NARROW_COLUMNS = 0.6  # `tile`: a block has less than 64 bytes of a row
+ODD_COLUMNS = 0.6  # `tile`: besides, elements of 16 bits are loaded 2 or 4 bytes at a time
 ROW_START = 2.0  # instead of START: `row` keeps sets of up to 8192 elements, with many loads under way, and no divisions
 GATHERED_ONE_BY_ONE = 0.47  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
 DIVISION = 0.4  # `row`: each element finds its parameters by a division
