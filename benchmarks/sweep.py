@@ -105,8 +105,7 @@ def _able(problem: Problem, device: Device) -> Iterator[str]:
 
 def _breaks_torch(problem: Problem) -> bool:
     """Return whether torch's kernel would read misaligned memory, after which the process can use the GPU no more (torch 2.11)."""
-    case = problem.case
-    return bool(problem.shift) and case.op == "batch_norm" and case.layout == "channels_last"
+    return bool(problem.shift) and problem.case.op == "batch_norm"
 
 
 def _forced(family: str, case: Case, operands: Operands) -> Callable[[], Any]:
