@@ -50,7 +50,7 @@ FACTORS = {
     **dict.fromkeys(("RING_START", "RUN_START", "RING_SCALE", "RUN_SCALE", "RING_SCALE_COLUMNS", "RING_SCALE_OTHERS"), (RING,)),
     **dict.fromkeys(("WHOLE_SCALE",), (WHOLE,)),
     **dict.fromkeys(("TEAM_START", "TEAM_SCALE", "MERGE_COLUMNS"), (TEAM,)),
-    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD", "TEAM_REREAD_NARROW"), (TEAM,)),
+    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD", "TEAM_REREAD_NARROW", "TEAM_REREAD_COLUMNS"), (TEAM,)),
     **dict.fromkeys(("COPY_RATE.2", "COPY_RATE.4"), (RING, TILE_REREAD)),
 }
 

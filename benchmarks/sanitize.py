@@ -70,6 +70,7 @@ PROBLEMS = {
         (Case("layer_norm", (5, 70001)), BFLOAT),
         (Case("group_norm", (4, 12, 83, 84), groups=3, activation="gelu"), FULL),
         (Case("rms_norm", (40, 20000)), HALF),
+        (Case("batch_norm", (3, 40, 103, 103), running=True, wide=True), HALF),  # the ends of runs are peeled off
     ],
     "tile_reread": [
         (Case("batch_norm", (8, 80, 30, 31), LAST, running=True), FULL),

@@ -275,6 +275,16 @@ def test_tiles_load_ahead_only_through_shared_memory():
     assert one.remainder and one.stages == 1 and other.stages == 3 and one.warps > other.warps
 
 
+def test_the_ends_of_odd_runs_are_peeled_off():
+    """If runs are long, and x and y begin at the same distance from a multiple of 16 bytes."""
+    odd = _bind(norms.batch_norm(), (8, 90, 233, 233), dtype=torch.float16)
+    strided = bind(norms.layer_norm(1), torch.empty(40, 50261, dtype=torch.float16, device="meta")[:, :50257])
+    short, even = (_bind(norms.batch_norm(), (8, 90, side, side), dtype=torch.float16) for side in (15, 232))
+    for problem, peel in ((odd, 8), (replace(odd, aligned=False), 0), (strided, 0), (short, 0), (even, 0)):
+        launches = plan(problem, H200, options=Options("row_reread")).launches
+        assert launches[0].peel == launches[-1].peel == peel
+
+
 @pytest.mark.parametrize("dtype, channels, copies", [(torch.float32, 80, True), (torch.float16, 80, False), (torch.float32, 81, True)])
 def test_when_an_x_at_an_odd_address_is_copied_first(dtype, channels, copies):
     """If that lets a loop load vectors ahead. Elements of 16 bits are not loaded ahead. A plan for that address loads nothing ahead."""

@@ -11,7 +11,9 @@ import onepass.functional as O
 from onepass.backends.gpu.tile import schedule
 from onepass.backends.gpu.walk import walk
 from onepass.bench.suite import Row, problem_of
-from onepass.planning.options import CannotForce
+from onepass.core.device import describe
+from onepass.planning.choose import plan
+from onepass.planning.options import CannotForce, Options
 from onepass.verify import oracle, tensors
 from onepass.verify.cases import Case
 from tests.recorder import GPU_FAMILIES, recorded_runs, require_ran
@@ -258,6 +260,33 @@ def test_rows_abreast(case, dtype, monkeypatch):
     operands = tensors.make(case, dtype)
     exact = oracle.exact(case, operands, tensors.make_dy(operands))
     outcome = _evaluate(case, operands, None, "apply" if case.evaluate else "tile_reread")
+    assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
+
+
+# Runs that begin anywhere between multiples of 16 bytes: one for each set, several for each set, and runs cut by channel.
+PEELED = (
+    Case("layer_norm", (3, 4099), init="shifted"),
+    Case("rms_norm", (2, 9001), activation="gelu"),
+    Case("layer_norm", (2, 5, 1001), modulate=True),
+    Case("layer_norm", (2, 2053), residual=True),
+    Case("group_norm", (2, 6, 29, 31), groups=3, activation="silu"),
+    Case("instance_norm", (1, 3, 145, 147), wide=True),
+    Case("batch_norm", (19, 2, 17, 17), running=True),
+    Case("batch_norm", (2, 3, 103, 103), running=True, init="shifted"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("case", PEELED, ids=lambda case: case.name)
+def test_runs_whose_ends_are_peeled_off(case, invariant, dtype):
+    """With `invariant`, sets are cut into parts."""
+    chosen = plan(problem_of(Row(case, dtype)), describe(torch.device("cpu")), options=Options("row_reread", invariant))
+    assert any(launch.peel == 16 // dtype.itemsize for launch in chosen.launches if launch.name == "row")
+    operands = tensors.make(case, dtype)
+    exact = oracle.exact(case, operands, tensors.make_dy(operands))
+    with onepass.batch_invariant(invariant):
+        outcome = _evaluate(case, operands, None, "row_reread")
     assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
 
 

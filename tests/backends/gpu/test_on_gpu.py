@@ -200,9 +200,9 @@ def test_misaligned(family):
         torch.testing.assert_close(KINDS[family](moved), expected)
 
 
-def _running(x):
+def _running(x, channels):
     dtype = torch.promote_types(x.dtype, torch.float32)
-    return torch.zeros(30, device="cuda", dtype=dtype), torch.ones(30, device="cuda", dtype=dtype)
+    return torch.zeros(channels, device="cuda", dtype=dtype), torch.ones(channels, device="cuda", dtype=dtype)
 
 
 ODD = {
@@ -210,7 +210,7 @@ ODD = {
     "short rows": lambda x: O.rms_norm(x.view(-1, 120), (120,)),
     "images": lambda x: O.group_norm(x.view(2, 60, 100, -1), 12, activation="gelu"),
     "channels-last": lambda x: O.instance_norm(x.view(2, 100, -1, 60).permute(0, 3, 1, 2)),
-    "running statistics": lambda x: O.batch_norm(x.view(20, 30, -1), *_running(x), training=True),
+    "running statistics": lambda x: O.batch_norm(x.view(20, 30, -1), *_running(x, 30), training=True),
 }
 
 
@@ -250,6 +250,34 @@ def test_rows_abreast(n, channels, side, groups, shift, dtype):
     torch.testing.assert_close(z.double(), F.batch_norm(wide, None, None, weight.double(), bias.double(), True), rtol=limit, atol=limit)
     torch.testing.assert_close(running[0].double(), wide.mean((0, 2, 3)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(running[1].double(), wide.var((0, 2, 3)), rtol=1e-5, atol=1e-6)
+
+
+# Runs of odd length: in BatchNorm several for each set, in GroupNorm one, and in LayerNorm each element has its own parameters.
+PEELED = {
+    "batch_norm": lambda x, w, b: O.batch_norm(x.view(3, 24, -1), *_running(x, 24), training=True),
+    "group_norm": lambda x, w, b: O.group_norm(x.view(4, 18, -1), 6, w[:18], b[:18], activation="silu"),
+    "layer_norm": lambda x, w, b: O.layer_norm(x.view(8, -1), (x.numel() // 8,), w, b),
+    "one row": lambda x, w, b: O.rms_norm(x.view(-1), (x.numel(),)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("length", [283 * 283, 17 * 17, 33001])
+@pytest.mark.parametrize("name", PEELED)
+def test_runs_whose_ends_are_peeled_off(name, length, shift, dtype):
+    """A plan for an aligned x runs with batch_invariant also if x is not aligned."""
+    size = 72 * length
+    x = torch.empty(size + shift, device="cuda", dtype=dtype)[shift:].copy_(torch.randn(size, device="cuda") + 3)
+    weight, bias = (torch.randn(2, size // 8, device="cuda") + 1).to(dtype)
+    before, limit = x.clone(), 2**-6 if dtype == torch.bfloat16 else 2**-15
+    for invariant in (False, True):
+        with onepass.force("row_reread"), onepass.batch_invariant(invariant):
+            y = PEELED[name](x, weight, bias)
+        with onepass.force("reference"):
+            exact = PEELED[name](x.double(), weight.double(), bias.double())
+        torch.testing.assert_close(y.double(), exact, rtol=limit, atol=limit)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

@@ -61,10 +61,10 @@ MERGE, MERGE_COLUMNS = 0.7, 0.12
 STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team has several members. From two trials
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
-# From modelled times to costs, of teams that read their rows twice; and factors of their rate: gelu of 16-bit elements, elements of 16 bits
-# at an odd address, and rows of less than 16 bytes.
+# From modelled times to costs, of teams that read their rows twice; and factors of their rate: gelu, elements of 16 bits
+# at an odd address, rows of less than 16 bytes, and sets of one column.
 TEAM_START, TEAM_SCALE = 12.0, 0.6
-TEAM_REREAD_GELU, TEAM_REREAD_ODD, TEAM_REREAD_NARROW = 0.65, 0.7, 0.6
+TEAM_REREAD_GELU, TEAM_REREAD_ODD, TEAM_REREAD_NARROW, TEAM_REREAD_COLUMNS = 0.65, 0.7, 0.6, 1.0
 TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.

@@ -50,7 +50,7 @@ def traffic_cost(
         reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     w = walk(problem)
-    short = forward and launches[0].resident and w.reps * w.run <= 8192
+    short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= 2**15))
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
         few = constants.FEW_PROGRAMS if not short else constants.FEW_SHORT if family == "row" else constants.FEW_TILES

@@ -14,6 +14,7 @@ from onepass.backends.gpu.device.elements import load, load_x, program, store
 from onepass.backends.gpu.device.groups import Affine, Maps, Place, Statistics, Tensors, View
 from onepass.backends.gpu.device.moments import (
     inverse_deviation,
+    join,
     known_rstd,
     lanes,
     load_statistics,
@@ -24,6 +25,8 @@ from onepass.backends.gpu.device.moments import (
     update,
 )
 from onepass.backends.gpu.partials.combine import PartArguments
+
+RUNS_OF_ENDS = tl.constexpr(16)  # if a set has several runs, the ends of this many are taken at a time
 
 
 @triton.jit
@@ -144,52 +147,36 @@ def _part(
 
     If `mode` asks for both, the part is the whole set. With mode.flat a set is one run, and the program works on the same
     part of block.i sets.
+
+    If mode.peel is not 0, blocks have only the whole vectors of a run, from the first multiple of mode.peel elements in memory on. The
+    elements before and after these vectors are its ends. All runs have equally many.
     """
-    BOTH: tl.constexpr = mode.reduce and mode.apply
-    i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
+    i = tl.arange(0, block.i)[:, None]
     set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     part_r, part_t = part // split.parts_t, part % split.parts_t
     r_start = part_r * split.chunk_r
     r_end = tl.minimum(r_start + split.chunk_r, view.reps)
     if block.run_fits:
-        t_start, t_end, steps = 0, view.run, 1
+        t_start, n = 0, view.run
     else:
         t_start = part_t * split.chunk_t * block.j
-        t_end = tl.minimum(t_start + split.chunk_t * block.j, view.run)
-        steps = tl.cdiv(t_end - t_start, block.j)
+        n = tl.minimum(split.chunk_t * block.j, view.run - t_start)
     here = None
     if mode.flat:
         set_ = set_ * block.i + i
         here = set_ < total
     o, s = set_ // view.sets, set_ % view.sets
-    x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+    x_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s + t_start
+    y_at = o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s + t_start
     if mode.reduce:
-        KEEP: tl.constexpr = "evict_last" if BOTH else ""
-        mean, m2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
-        k = 0.0
-        n = lanes(t_start, t_end, j, block.j)
         if mode.flat:
-            for t0 in tl.range(t_start, t_end, block.j, num_stages=block.stages):
-                mask = here & (t0 + j < t_end)
-                k += 1.0
-                mean, m2 = update(mean, m2, k, load(io, x_at + (t0 + j), mask, KEEP), mask, norm.centered)
-            mean, m2 = merge(mean, m2, n, (t_end - t_start) * 1.0, 1, norm.centered)
+            mean, m2 = _moments_of_run(io, x_at, n, here, norm, block, mode)
         else:
-            # `update` (device/moments.py) takes one element count k for all lanes. So a lane that had no element in one step
-            # must have none in later steps. That holds, because there is only one step along t, or block.i is 1.
-            for step in range(steps):
-                t = t_start + step * block.j + j
-                for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
-                    mask = (r0 + i < r_end) & (t < t_end)
-                    k += 1.0
-                    x = load(io, x_at + (r0 + i).to(tl.int64) * view.x_r + t, mask, KEEP)
-                    mean, m2 = update(mean, m2, k, x, mask, norm.centered)
-            n = n * lanes(r_start, r_end, i, block.i)
-            mean, m2 = merge(mean, m2, n, (r_end - r_start) * 1.0 * (t_end - t_start), None, norm.centered)
+            mean, m2 = _moments_of_runs(io, x_at, view, r_start, r_end, n, norm, block, mode)
         if mode.apply:
             var = m2 / view.reps / view.run
-            rstd = inverse_deviation(var, eps, mode.tiny_eps)
-            store_statistics(stats, set_, mean, rstd, var, here)
+            spread = inverse_deviation(var, eps, mode.tiny_eps)
+            store_statistics(stats, set_, mean, spread, var, here)
         else:
             at = ((o.to(tl.int64) * split.parts_r + part_r) * view.sets + s) * split.parts_t + part_t
             tl.store(parts_ptr + at, mean, mask=here)
@@ -197,28 +184,138 @@ def _part(
     else:
         mean, spread = load_statistics(stats, s if mode.by_s else set_, here)
     if mode.apply:
-        DROP: tl.constexpr = "evict_first" if BOTH else ""
+        # Blocks are taken backwards: the last one was read last, and may still be cached.
+        PEEL: tl.constexpr = mode.peel
+        n_blocks = in_vectors(n, PEEL)
+        steps = 1 if block.run_fits and not PEEL else tl.cdiv(n_blocks, block.j)
+        j = tl.arange(0, block.j)[None, :]
         if mode.flat:
+            first, y_first = first_vector(x_at, PEEL), first_vector(y_at, PEEL)
             for step in tl.range(0, steps, num_stages=block.stages):
-                t = t_start + (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
-                inside = t < t_end
-                x = load_x(io.x_ptr, x_at + t, here & inside, DROP)
-                if not mode.reduce:  # not before the loop: this waits for `spread`, and x should be on its way by then
-                    rstd = known_rstd(stats, spread, eps)
-                place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=inside)
-                factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
-                store(io.y_ptr, y_at + t, (x - mean) * factor + term, here & inside, norm.activation, DROP)
+                at = (steps - 1 - step) * block.j + j
+                t = t_start + at + (first - x_at).to(tl.int32) if PEEL else t_start + at
+                place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=at < n_blocks)
+                _apply(io, affine, stats, maps, first + at, y_first + at, place, mean, spread, eps, norm, mode)
+            if PEEL:
+                at, is_end = _ends(first - x_at, n, PEEL)
+                place = Place(o=o, r=0, s=s, t=t_start + at, i_inside=here, j_inside=is_end)
+                _apply(io, affine, stats, maps, x_at + at, y_at + at, place, mean, spread, eps, norm, mode)
         else:
             steps_r = tl.cdiv(r_end - r_start, block.i)
             for step in range(steps):
-                t = t_start + (steps - 1 - step) * block.j + j
-                inside = t < t_end
+                at = (steps - 1 - step) * block.j + j
                 for step_r in tl.range(0, steps_r, num_stages=block.stages):
                     r = r_start + (steps_r - 1 - step_r) * block.i + i
-                    x = load_x(io.x_ptr, x_at + r.to(tl.int64) * view.x_r + t, (r < r_end) & inside, DROP)
-                    if not mode.reduce:
-                        rstd = known_rstd(stats, spread, eps)
-                    place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=inside)
-                    factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_T)
-                    y_row = y_at + r.to(tl.int64) * view.y_r
-                    store(io.y_ptr, y_row + t, (x - mean) * factor + term, (r < r_end) & inside, norm.activation, DROP)
+                    run_at, y_run_at = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
+                    first = first_vector(run_at, PEEL)
+                    t = t_start + at + (first - run_at).to(tl.int32) if PEEL else t_start + at
+                    place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=at < n_blocks)
+                    _apply(io, affine, stats, maps, first + at, first_vector(y_run_at, PEEL) + at, place, mean, spread, eps, norm, mode)
+            if PEEL:
+                for r0 in range(r_start, r_end, RUNS_OF_ENDS):
+                    r = r0 + tl.arange(0, RUNS_OF_ENDS)[:, None]
+                    run_at, y_run_at = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
+                    at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, PEEL)
+                    place = Place(o=o, r=r, s=s, t=t_start + at, i_inside=r < r_end, j_inside=is_end)
+                    _apply(io, affine, stats, maps, run_at + at, y_run_at + at, place, mean, spread, eps, norm, mode)
+
+
+@triton.jit
+def _moments_of_run(io, x_at, n, here, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
+    """Return mean and M2 of n elements from x_at on, for each of block.i sets."""
+    KEEP: tl.constexpr = "evict_last" if mode.apply else ""
+    PEEL: tl.constexpr = mode.peel
+    j = tl.arange(0, block.j)[None, :]
+    first, n_blocks = first_vector(x_at, PEEL), in_vectors(n, PEEL)
+    mean, m2, k = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32), 0.0
+    for t0 in tl.range(0, n_blocks, block.j, num_stages=block.stages):
+        mask = here & (t0 + j < n_blocks)
+        k += 1.0
+        mean, m2 = update(mean, m2, k, load(io, first + (t0 + j), mask, KEEP), mask, norm.centered)
+    mean, m2 = merge(mean, m2, lanes(0, n_blocks, j, block.j), _divisor(n_blocks, PEEL), 1, norm.centered)
+    if PEEL:
+        at, is_end = _ends(first - x_at, n, PEEL)
+        mask, n_ends = here & is_end, 1.0 * (n - n_blocks)
+        x = load(io, x_at + at, mask, KEEP)
+        other_mean, other_m2 = merge(x, 0.0 if norm.centered else x * x, mask.to(tl.float32), n_ends, 1, norm.centered)
+        mean, m2, _ = join(mean, m2, 1.0 * n_blocks, other_mean, other_m2, n_ends, norm.centered)
+    return mean, m2
+
+
+@triton.jit
+def _moments_of_runs(io, x_at, view, r_start, r_end, n, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
+    """Return mean and M2 of the runs from r_start to r_end, of n elements each. x_at is where the run 0 begins."""
+    KEEP: tl.constexpr = "evict_last" if mode.apply else ""
+    PEEL: tl.constexpr = mode.peel
+    i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
+    n_blocks, runs = in_vectors(n, PEEL), (r_end - r_start) * 1.0
+    mean, m2, k = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32), 0.0
+    # `update` (device/moments.py) takes one element count k for all lanes. So a lane that had no element in one step
+    # must have none in later steps. That holds, because there is only one step along t, or block.i is 1.
+    for step in range(1 if block.run_fits and not PEEL else tl.cdiv(n_blocks, block.j)):
+        at = step * block.j + j
+        for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
+            mask = (r0 + i < r_end) & (at < n_blocks)
+            k += 1.0
+            first = first_vector(x_at + (r0 + i).to(tl.int64) * view.x_r, PEEL)
+            mean, m2 = update(mean, m2, k, load(io, first + at, mask, KEEP), mask, norm.centered)
+    in_lane = lanes(0, n_blocks, j, block.j) * lanes(r_start, r_end, i, block.i)
+    mean, m2 = merge(mean, m2, in_lane, runs * _divisor(n_blocks, PEEL), None, norm.centered)
+    if PEEL:
+        i_end = tl.arange(0, RUNS_OF_ENDS)[:, None]
+        end_mean, end_m2, k = tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), 0.0
+        for r0 in range(r_start, r_end, RUNS_OF_ENDS):
+            run_at = x_at + (r0 + i_end).to(tl.int64) * view.x_r
+            at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, PEEL)
+            mask = (r0 + i_end < r_end) & is_end
+            k += 1.0
+            end_mean, end_m2 = update(end_mean, end_m2, k, load(io, run_at + at, mask, KEEP), mask, norm.centered)
+        n_ends = runs * (n - n_blocks)
+        in_lane = lanes(r_start, r_end, i_end, RUNS_OF_ENDS) * lanes(0, n - n_blocks, tl.arange(0, 2 * PEEL)[None, :], 2 * PEEL)
+        other_mean, other_m2 = merge(end_mean, end_m2, in_lane, n_ends, None, norm.centered)
+        mean, m2, _ = join(mean, m2, runs * n_blocks, other_mean, other_m2, n_ends, norm.centered)
+    return mean, m2
+
+
+@triton.jit
+def _apply(io, affine, stats, maps, x_at, y_at, place, mean, spread, eps, norm: tl.constexpr, mode: tl.constexpr):
+    """Store y of the elements of a block. `spread` is what `load_statistics` returned, or rstd if this program has computed it."""
+    DROP: tl.constexpr = "evict_first" if mode.reduce else ""
+    inside = place.i_inside & place.j_inside
+    x = load_x(io.x_ptr, x_at, inside, DROP)
+    # Not before the loop over blocks: this waits for `spread`, and x should be on its way by then.
+    rstd = spread if mode.reduce else known_rstd(stats, spread, eps)
+    ALONG_I: tl.constexpr = AXIS_O | AXIS_S if mode.flat else AXIS_R
+    factor, term = fold_affine(rstd, affine, maps, place, norm, ALONG_I, AXIS_T)
+    store(io.y_ptr, y_at, (x - mean) * factor + term, inside, norm.activation, DROP)
+
+
+@triton.jit
+def in_vectors(n, PEEL: tl.constexpr):
+    """Return how many of n elements are in whole vectors of PEEL elements, wherever the n begin. It is n if PEEL is 0."""
+    if PEEL:
+        return tl.maximum(n - (PEEL - 1), 0) // PEEL * PEEL
+    else:
+        return n
+
+
+@triton.jit
+def first_vector(at, PEEL: tl.constexpr):
+    """Return the first multiple of PEEL from `at` on. It is `at` if PEEL is 0."""
+    if PEEL:
+        return (at + (PEEL - 1)) // PEEL * PEEL
+    else:
+        return at
+
+
+@triton.jit
+def _ends(before, n, PEEL: tl.constexpr):
+    """Return where the ends of n elements are, and which of these 2·PEEL places exist. `before` elements are before the first vector."""
+    end, n_vectors = tl.arange(0, 2 * PEEL)[None, :], in_vectors(n, PEEL)
+    return tl.where(end < before, end, end + n_vectors), end < n - n_vectors
+
+
+@triton.jit
+def _divisor(n, PEEL: tl.constexpr):
+    """Return n as a number to divide by. With PEEL, there may be no whole vector, and n is 0."""
+    return 1.0 * tl.maximum(n, 1) if PEEL else 1.0 * n

@@ -41,6 +41,7 @@ class RowMode(NamedTuple):
     int32_offsets: bool  # offsets into x and y fit in 32 bits
     tiny_eps: bool  # eps is so small that var + eps may be subnormal
     stripe: int  # if resident: the elements of a stripe of a set; 0 if there are no stripes
+    peel: int  # if not resident: elements of a vector, if loops take only whole vectors; otherwise 0
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -54,6 +55,7 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
     remainder: int = 0  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
     stripe: int = 0  # if resident: a thread has an element, or a vector, of each stripe of this many elements; 0 if there are no stripes
+    peel: int = 0  # if not resident: the elements of a vector, if loops take only whole vectors, wherever a run begins; otherwise 0
     resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
@@ -89,6 +91,10 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
         return " and ".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
 
     @property
+    def shape(self) -> str:
+        return super().shape + (", the ends of runs peeled off" if self.peel else "")
+
+    @property
     def reads_statistics(self) -> bool:
         return not self.reduce
 
@@ -120,7 +126,7 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
             RowBlock(self.block_i, self.block_j, self.remainder, self.stages, self.block_j >= w.run),
             RowMode(
                 *(self.resident, self.reduce, self.apply, needs_wide_programs(w, self.programs, self.block_i), self.flat),
-                *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL, self.stripe),
+                *(self.exact, self.early, self.by_s, offsets_fit_int32(w), problem.spec.eps < SMALLEST_NORMAL, self.stripe, self.peel),
                 *(self.pdl_trigger, self.pdl_wait),
             ),
         )

@@ -6,6 +6,7 @@ a set that is contiguous in memory, and a row is a set of one run. A part is the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, gcd
 from typing import NamedTuple
 
@@ -40,6 +41,7 @@ LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of
 # A set of several runs, which one program gathers: the bytes of its shortest run, because memory is read in sectors of 32 bytes, and
 # the most elements.
 SHORTEST_GATHERED, MOST_GATHERED = 32, 8192
+LEAST_PEELED = 256  # elements of the shortest run whose ends are peeled off
 
 
 class _Rows(NamedTuple):
@@ -187,13 +189,16 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     """
     w, flat = walk(problem, cut=True), walk(problem)
     size = w.reps * w.run
-    vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0  # whole vectors are loaded; or runs are short
+    peel = _peel(problem, flat)
+    vectors = (
+        flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0 or peel > 0
+    )  # whole vectors are loaded; or runs are short
     if vectors:
         whole = size <= 2**16 or w.total >= device.sms
     else:
         whole = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
     if whole and not (invariant or problem.spec.mix or problem.addends):
-        return (_whole_sets(problem, w, device, vectors),)
+        return (_peeled(problem, _whole_sets(problem, w, device, vectors)),)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     wide = problem.dtype.itemsize == 4
     ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
@@ -209,7 +214,21 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
     reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
     applied = row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
-    return chained(device, (reduced, combine_launch(flat, reduced.parts, device), applied))
+    return chained(device, (_peeled(problem, reduced), combine_launch(flat, reduced.parts, device), _peeled(problem, applied)))
+
+
+def _peeled(problem: NormProblem, launch: RowLaunch) -> RowLaunch:
+    return replace(launch, peel=_peel(problem, launch.walk))
+
+
+def _peel(problem: NormProblem, w: Walk) -> int:
+    """Return the elements of a vector if loops over runs should take whole vectors only, and peel off what is before and after; else 0.
+
+    That is so if runs are long and begin anywhere between multiples of 16 bytes. y must begin there, too.
+    """
+    size, steps = problem.dtype.itemsize, (w.run, *w.x) if w.reps > 1 else (w.run, w.x[0], w.x[2])
+    odd = any(step * size % VECTOR_BYTES for step in steps)
+    return VECTOR_BYTES // size if odd and problem.aligned and w.x == w.y and w.run >= LEAST_PEELED else 0
 
 
 def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> RowLaunch:
