@@ -6,7 +6,8 @@ Other processes compile, and need no GPU. The process that runs the kernels find
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, TimeoutError, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -18,6 +19,7 @@ import triton
 
 from onepass.backends.family import FORWARD
 from onepass.bench.suite import Row, problem_of
+from onepass.bench.terminal import progress
 from onepass.core.device import Device
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
@@ -105,9 +107,16 @@ def prepare(
 
 
 def compile_ahead(
-    draw: Draw, seed: int, indices: Sequence[int], device: Device, families: Families, target: Any, workers: int = 14, seconds: float = 120
+    draw: Draw,
+    seed: int,
+    indices: Sequence[int],
+    device: Device,
+    families: Families,
+    target: Any,
+    workers: int = 14,
+    seconds: float | None = 120,
 ) -> str:
-    """Compile the kernels of all these problems, for at most `seconds`. Return a sentence about it."""
+    """Compile the kernels of all these problems, for at most `seconds` if that is not None. Return a sentence about it."""
     pool, known = new_pool(workers), set[str]()
     compiled: list[Future[None]] = []
     for needed in pool.map(partial(kernels_of, seed, device, families, draw=draw), indices, chunksize=5):
@@ -119,9 +128,11 @@ def new_pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=get_context("spawn"))  # a fork of a process that has used CUDA may hang
 
 
-def finish(pool: ProcessPoolExecutor, compiled: Sequence[Future[None]], seconds: float) -> str:
-    """Wait until all kernels are compiled, or for `seconds`. Return a sentence about them."""
-    done, _ = wait(compiled, seconds)
+def finish(pool: ProcessPoolExecutor, compiled: Sequence[Future[None]], seconds: float | None) -> str:
+    """Wait until all kernels are compiled, or for `seconds` if that is not None. Return a sentence about them."""
+    done: list[Future[None]] = []
+    with suppress(TimeoutError):
+        done.extend(progress(as_completed(compiled, seconds), len(compiled), lambda _: "kernels compiled"))
     pool.shutdown(wait=False, cancel_futures=True)
     errors = [error for future in done if (error := future.exception())]
     words = f"{len(done)} of {len(compiled)} kernels compiled ahead"

@@ -32,7 +32,7 @@ from onepass.bench.providers import OURS, PROVIDERS, Provider
 from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
 from onepass.bench.timing import Timing
-from onepass.core.device import Device, describe
+from onepass.core.device import KNOWN_DEVICES, Device, describe
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 from onepass.planning.registry import FAMILIES
@@ -45,6 +45,7 @@ from .sweep_problems import Problem, draw
 SIZES = {"above 16 MB": (2**24, math.inf), "1 to 16 MB": (2**20, 2**24), "below 1 MB": (0, 2**20)}  # bytes of x
 LEAST_FRACTION, LARGEST_REGRET = 0.30, 1.20  # problems beyond these are listed
 PEERS = ("torch", "torch.compile")
+KNOWN_GPUS = {"a100": 80, "h200": 90, "b200": 100}  # the compute capabilities of some KNOWN_DEVICES
 NOT_KERNELS = ("reference", "blockwise")  # families of torch operations: never close to the fastest
 NAME_WIDTH = 60
 
@@ -191,10 +192,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=300, help="problems (300)")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which no new problem begins (540)")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile all kernels first, without the GPU (0)")
+    parser.add_argument(
+        "--compile-for", choices=list(KNOWN_GPUS), help="without a GPU: only compile all kernels for this one; they lie in TRITON_CACHE_DIR"
+    )
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile, too, on every third problem")
     parser.add_argument("--out", type=Path, help="add the results to this file, one JSON object per line")
     parser.add_argument("--summary", action="store_true", help="only print the report of that file")
     args = parser.parse_args(argv)
+    if args.compile_for:
+        from triton.backends.compiler import GPUTarget
+
+        print(
+            _compile_kernels(
+                args, range(args.count), KNOWN_DEVICES[args.compile_for], GPUTarget("cuda", KNOWN_GPUS[args.compile_for], 32), None
+            )
+        )
+        return 0
     known, here = record.read(args.out) if args.out and args.out.exists() else [], record.origin(args.device)
     done = {r["index"] for r in known if r["seed"] == args.seed and all(r[field] == here[field] for field in ("commit", "name"))}
     left = [] if args.summary else [index for index in range(args.count) if index not in done]
@@ -226,16 +239,22 @@ def _run_compiled(seed: int, index: int) -> None:
     torch.cuda.synchronize()
 
 
+def _compile_kernels(args: argparse.Namespace, indices: Sequence[int], device: Device, target: Any, seconds: float | None) -> str:
+    from .precompile import compile_ahead
+
+    families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
+    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers or 1, seconds)
+
+
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
     from triton import knobs
     from triton.runtime import driver
 
-    from .precompile import compile_ahead, finish, new_pool
+    from .precompile import finish, new_pool
 
     os.environ["TRITON_CACHE_DIR"] = knobs.cache.dir  # if it is not set, torch.compile sets it to another folder, which has no kernels
     device, target = describe(torch.device(args.device)), driver.active.get_current_target()
-    families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
-    words = compile_ahead(draw, args.seed, indices, device, families, target, args.workers, args.limit / 2)
+    words = _compile_kernels(args, indices, device, target, args.limit / 2)
     if args.compiled:
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise each process would start several more
         pool = new_pool(args.workers)

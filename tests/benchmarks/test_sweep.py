@@ -65,6 +65,16 @@ def test_it_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     assert line.split()[3] == "3"
 
 
+def test_compiling_for_a_gpu_that_is_not_here(monkeypatch, capsys):
+    pytest.importorskip("triton")
+    asked = []
+    monkeypatch.setattr(precompile, "compile_ahead", lambda *args: asked.append(args) or "12 kernels")
+    assert sweep.main(["--compile-for", "h200", "--seed", "7", "--count", "5"]) == 0 and "12 kernels" in capsys.readouterr().out
+    ((_, seed, indices, device, families, target, _, seconds),) = asked
+    assert (seed, len(indices), device.name, target.arch, seconds) == (7, 5, "H200", 90, None)
+    assert None in families and "ring" in families and "reference" not in families
+
+
 def test_a_wrong_result_is_not_timed(monkeypatch):
     def wrong(case, operands):
         return lambda: operands.x * 1.5
