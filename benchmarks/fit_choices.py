@@ -36,21 +36,20 @@ FACTORS = {
     **{f"SPEED.{family}": (family,) for family in (ROW, TILE, ROW_REREAD, TILE_REREAD)},
     **dict.fromkeys(("ROW_START", "DIVISION", "GATHERED_ONE_BY_ONE", "ROW_WITHOUT_MEAN", "AT_ONCE", "AT_ONCE_WITHOUT_MEAN"), (ROW,)),
     **dict.fromkeys(("LONG_ROW", "LONG_ROW_WITHOUT_MEAN", "LONG_ROW_ACTIVATION", "LONG_ROW_IN_TWO", "UNALIGNED_LONG_ROW"), (ROW,)),
-    **dict.fromkeys(("UNALIGNED_RUN.2", "UNALIGNED_RUN.4"), (ROW,)),
+    **dict.fromkeys(("UNALIGNED_RUN.2",), (ROW,)),
     **dict.fromkeys(
         ("REREAD_ACTIVATION", "REREAD_GELU", "REREAD_CHANNELS", "REREAD_RUNS", "REREAD_SHORT_RUNS", "REREAD_ODD_RUNS"), (ROW_REREAD,)
     ),
     **dict.fromkeys(("REREAD_AT_ONCE.2", "REREAD_AT_ONCE.4", "UNALIGNED_REREAD.2", "UNALIGNED_REREAD.4"), (ROW_REREAD,)),
     **dict.fromkeys(("FROM_L2_AT_ONCE", "ODD_SPEED.row_reread.2", "ODD_SPEED.row_reread.4"), (ROW_REREAD,)),
     "FROM_L2": (ROW_REREAD, TILE_REREAD),
-    "TILE_GELU": (TILE, TILE_REREAD),
     "TILE_BY_ROW": (TILE_REREAD,),
     **dict.fromkeys(("NARROW_TILE", "ODD_SPEED.tile_reread.2"), (TILE_REREAD,)),
-    **dict.fromkeys(("NARROW_COLUMNS", "ODD_COLUMNS", "FEW_TILES", "ODD_SPEED.tile.2"), (TILE,)),
-    **dict.fromkeys(("RING_START", "RUN_START", "RING_SCALE", "RUN_SCALE", "RING_SCALE_COLUMNS", "RING_SCALE_OTHERS"), (RING,)),
+    **dict.fromkeys(("NARROW_COLUMNS", "ODD_SPEED.tile.2"), (TILE,)),
+    **dict.fromkeys(("RING_START", "RUN_START", "RING_SCALE", "RING_SCALE_AGAIN", "RUN_SCALE"), (RING,)),
     **dict.fromkeys(("WHOLE_SCALE",), (WHOLE,)),
     **dict.fromkeys(("TEAM_START", "TEAM_SCALE", "MERGE_COLUMNS"), (TEAM,)),
-    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD", "TEAM_REREAD_NARROW", "TEAM_REREAD_COLUMNS"), (TEAM,)),
+    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD"), (TEAM,)),
     **dict.fromkeys(("COPY_RATE.2", "COPY_RATE.4"), (RING, TILE_REREAD)),
 }
 

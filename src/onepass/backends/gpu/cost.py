@@ -53,7 +53,7 @@ def traffic_cost(
     short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= 2**15))
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
-        few = constants.FEW_PROGRAMS if not short else constants.FEW_SHORT if family == "row" else constants.FEW_TILES
+        few = constants.FEW_SHORT if short and family == "row" else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
@@ -68,8 +68,7 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
     if first.resident:
         rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
         narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
-        odd = narrow and problem.dtype.itemsize == 2 and w.x[1] % 4
-        rate *= (constants.NARROW_COLUMNS if narrow else 1.0) * (constants.ODD_COLUMNS if odd else 1.0)
+        rate *= constants.NARROW_COLUMNS if narrow else 1.0
         one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
         rate *= constants.GATHERED_ONE_BY_ONE if one_by_one else 1.0
     if family == "tile_reread":
@@ -77,8 +76,6 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= sqrt(first.columns / first.block_j / ceil(first.columns / first.block_j))  # so do few columns, but these cost less
         rate *= constants.TILE_BY_ROW if parameter_axes(problem, w) & AXIS_R else 1.0
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
-    if family in ("tile", "tile_reread"):
-        rate *= constants.TILE_GELU if "gelu" in problem.spec.activation and problem.aligned else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
     if ROW in walks and w.run > 1024:

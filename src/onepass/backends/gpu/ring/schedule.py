@@ -93,17 +93,11 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    start = constants.RUN_START if launch.walk.folded else constants.RING_START
-    return copy_cost(problem, launches) + start + _scale(launch) * modelled_time(problem, launch, device)
-
-
-def _scale(launch: RingLaunch) -> float:
-    """Return the factor from modelled times to costs."""
     if launch.walk.folded:
-        return constants.RUN_SCALE
-    if launch.by_column and launch.walk.outer == 1:
-        return constants.RING_SCALE_COLUMNS if launch.resident else constants.RING_SCALE_COLUMNS_AGAIN
-    return constants.RING_SCALE if launch.single or (launch.tiles == 1 and launch.resident) else constants.RING_SCALE_OTHERS
+        start, scale = constants.RUN_START, constants.RUN_SCALE
+    else:
+        start, scale = constants.RING_START, constants.RING_SCALE if launch.resident else constants.RING_SCALE_AGAIN
+    return copy_cost(problem, launches) + start + scale * modelled_time(problem, launch, device)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:

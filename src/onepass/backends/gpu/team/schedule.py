@@ -65,8 +65,6 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
         (
             (constants.TEAM_REREAD_GELU, "gelu" in problem.spec.activation),
             (constants.TEAM_REREAD_ODD, not problem.aligned and size == 2),
-            (constants.TEAM_REREAD_NARROW, launch.walk.columns * size < 16),
-            (constants.TEAM_REREAD_COLUMNS, launch.walk.run == 1),
         )
     )
     return constants.TEAM_START + constants.TEAM_SCALE * time / rate
