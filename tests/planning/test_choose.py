@@ -275,6 +275,16 @@ def test_tiles_load_ahead_only_through_shared_memory():
     assert one.remainder and one.stages == 1 and other.stages == 3 and one.warps > other.warps
 
 
+@pytest.mark.parametrize(
+    "length, aligned, unaligned", [(45, True, True), (181, True, True), (46, True, False), (96, False, False), (400, False, False)]
+)
+def test_stripes_of_short_rows(length, aligned, unaligned):
+    """If x and y are loaded and stored few bytes at a time. Without them if only x is, because of its address."""
+    problem = _bind(norms.rms_norm(1, 1e-6), (20000, length), dtype=torch.bfloat16)
+    for now, expected in ((problem, aligned), (replace(problem, aligned=False), unaligned)):
+        assert (plan(now, H200, options=Options("row")).launches[0].stripe > 0) == expected
+
+
 def test_the_ends_of_odd_runs_are_peeled_off():
     """If runs are long, and x and y begin at the same distance from a multiple of 16 bytes."""
     odd = _bind(norms.batch_norm(), (8, 90, 233, 233), dtype=torch.float16)

@@ -290,6 +290,16 @@ def test_runs_whose_ends_are_peeled_off(case, invariant, dtype):
     assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 29, 31), (2, 3, 103, 103)])  # a block has several runs, or a part of one
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_evaluation_of_odd_runs(shape, dtype):
+    case = Case("batch_norm", shape, evaluate=True, activation="silu", wide=dtype == torch.float16)
+    assert plan(problem_of(Row(case, dtype)), describe(torch.device("cpu")), options=Options("apply")).launches[0].peel
+    operands = tensors.make(case, dtype)
+    exact = oracle.exact(case, operands, tensors.make_dy(operands))
+    assert oracle.worst(_evaluate(case, operands, None, "apply"), exact.value, exact.allowed).forward <= 1
+
+
 def test_without_eps_other_families_run():
     """Without an eps, a constant set needs an exact mean, which the kernels do not have: y would be 0/0."""
     x = torch.full((2, 6, 5, 5), 0.1)

@@ -14,9 +14,9 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once
+from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once, peel_of
 from .partials.parameters import parameter_axes
-from .walk import AXIS_R, ROW, TILE, needs_division, used_fraction, walk
+from .walk import AXIS_R, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
@@ -42,7 +42,7 @@ def traffic_cost(
     reads: float = sum(launch.reads for launch in launches)
     used = max(used_fraction(problem, way) for way in walks)
     if forward:
-        used *= _forward_rate(family, problem, device, launches, walks)
+        used *= _forward_rate(family, problem, device, launches)
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return (tensors * reads + 1) / (tensors + 1) / used / 1e3
     if forward and reads > 1:
@@ -62,7 +62,7 @@ def traffic_cost(
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
-def _forward_rate(family: str, problem: NormProblem, device: Device, launches: Launches, walks: tuple[str, ...]) -> float:
+def _forward_rate(family: str, problem: NormProblem, device: Device, launches: Launches) -> float:
     """Return the rate at which the launches of a forward read x, as a fraction of the family's usual rate."""
     w, first, rate = walk(problem), launches[0], 1.0
     if first.resident:
@@ -78,9 +78,8 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
-    if ROW in walks and w.run > 1024:
-        unaligned = constants.UNALIGNED_REREAD if family == "row_reread" else constants.UNALIGNED_RUN
-        rate *= unaligned.get(_bytes_loaded(problem), 1.0)
+    if family == "row_reread" and w.run > 1024 and not peel_of(problem, w):
+        rate *= constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0)
     if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
@@ -92,10 +91,10 @@ def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
     rate = product_of(
         (
             (constants.REREAD_ACTIVATION, activation != "" and size == 2),
-            (constants.REREAD_GELU, "gelu" in activation),
             (constants.REREAD_CHANNELS, _odd_channels(problem)),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
+            (constants.REREAD_PEELED, peel_of(problem, w) > 0 and _per_element(problem)),
             (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
         )
     )
@@ -111,10 +110,16 @@ def _bytes_loaded(problem: NormProblem) -> int:
     return gcd(walk(problem).run * size, 8) if problem.aligned else size
 
 
+def _per_element(problem: NormProblem) -> bool:
+    """Return whether each element of a run has a weight of its own."""
+    p = problem.param
+    return problem.affine and p is not None and p.channel_run == 1 and p.d != 0
+
+
 def _odd_channels(problem: NormProblem) -> bool:
-    """Return whether `row_reread` reads channel by channel, and channels do not begin at multiples of 16 bytes."""
+    """Return whether `row_reread` reads channel by channel, and single elements, because channels do not begin at multiples of 16 bytes."""
     flat, cut = walk(problem), walk(problem, cut=True)
-    return cut.reps > flat.reps and cut.run * problem.dtype.itemsize % 16 > 0
+    return cut.reps > flat.reps and cut.run * problem.dtype.itemsize % 16 > 0 and not peel_of(problem, cut)
 
 
 def copy_cost(problem: NormProblem, launches: Launches) -> float:
@@ -157,7 +162,7 @@ def _row_rate(problem: NormProblem) -> float:
         used = run / (block + remainder) * (constants.LONG_ROW_IN_TWO if in_two else 1.0)
         return rate * (constants.LONG_ROW * used if mean else constants.LONG_ROW_WITHOUT_MEAN)
     if loads_row_at_once(problem):
-        return constants.AT_ONCE if mean else constants.AT_ONCE_WITHOUT_MEAN
+        return 1.0 if mean else constants.AT_ONCE_WITHOUT_MEAN
     if mean:
         return constants.LONG_ROW_IN_TWO if run > 8192 and in_two else 1.0
     return 1.0 if in_two else constants.ROW_WITHOUT_MEAN

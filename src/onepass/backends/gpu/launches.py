@@ -22,6 +22,7 @@ from onepass.core.problem import NormProblem
 
 from .walk import Walk, walk
 
+LEAST_PEELED = 256  # elements of the shortest run whose ends are peeled off
 VECTOR_BYTES = 16  # the most bytes that a thread loads at a time
 
 
@@ -242,6 +243,16 @@ def loads_ahead_one_by_one(problem: NormProblem, step: int, stages: int) -> bool
     """
     size = problem.dtype.itemsize
     return stages > 1 and size == 4 and step * size % 16 == 0
+
+
+def peel_of(problem: NormProblem, w: Walk) -> int:
+    """Return the elements of a vector if loops over the runs of w take whole vectors only, and peel off what is before and after; else 0.
+
+    That is so if runs are long and begin anywhere between multiples of 16 bytes. y must begin there, too.
+    """
+    size, steps = problem.dtype.itemsize, (w.run, *w.x) if w.reps > 1 else (w.run, w.x[0], w.x[2])
+    odd = any(step * size % VECTOR_BYTES for step in steps)
+    return VECTOR_BYTES // size if odd and problem.aligned and w.x == w.y and w.run >= LEAST_PEELED else 0
 
 
 def loads_row_at_once(problem: NormProblem) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from onepass.backends.gpu.launches import ForwardLaunch
-from onepass.backends.gpu.row.schedule import row_parts
+from onepass.backends.gpu.row.schedule import peeled, row_parts
 from onepass.backends.gpu.tile.launch import TileLaunch
 from onepass.backends.gpu.tile.schedule import rows_abreast, tile_apply, tile_parts
 from onepass.backends.gpu.walk import ROW, TILE, Walk, run_by_run, used_fraction, walk
@@ -27,8 +27,12 @@ def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tup
     w = walk(problem, cut=True)
     if w.outer > 1 or w.reps == 1:
         return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
+    w = run_by_run(w)
+    long = peeled(problem, row_parts(w, device, ONE_BLOCK_EACH, 4096, 128, apply=True))
+    if long.peel:
+        return (replace(long, by_s=True),)
     size, threads = (2048, 128) if problem.dtype.itemsize == 2 else (1024, 64)
-    return (replace(row_parts(run_by_run(w), device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
+    return (replace(row_parts(w, device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
 
 
 def _across(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:

@@ -93,11 +93,9 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
             return float("inf")  # the order of sums depends on where a run begins
         again = 1 - min(launch.keep / launch.blocks, 1)
         return (1 + constants.RING_AGAIN * again) / 1e3
-    if launch.walk.folded:
-        start, scale = constants.RUN_START, constants.RUN_SCALE
-    else:
-        start, scale = constants.RING_START, constants.RING_SCALE if launch.resident else constants.RING_SCALE_AGAIN
-    return copy_cost(problem, launches) + start + scale * modelled_time(problem, launch, device)
+    again = not (launch.resident or launch.single)
+    scale = 1.0 if launch.walk.folded else constants.RING_SCALE_AGAIN if again else constants.RING_SCALE
+    return copy_cost(problem, launches) + constants.RING_START + scale * modelled_time(problem, launch, device)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:

@@ -16,6 +16,7 @@ from onepass.backends.gpu.launches import (
     block_and_remainder,
     chained,
     loads_row_at_once,
+    peel_of,
     power_of_two,
     stages_that_fit,
     warps_for,
@@ -41,7 +42,6 @@ LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of
 # A set of several runs, which one program gathers: the bytes of its shortest run, because memory is read in sectors of 32 bytes, and
 # the most elements.
 SHORTEST_GATHERED, MOST_GATHERED = 32, 8192
-LEAST_PEELED = 256  # elements of the shortest run whose ends are peeled off
 
 
 class _Rows(NamedTuple):
@@ -160,12 +160,15 @@ def _stripe(problem: NormProblem) -> int:
     """Return the elements of a stripe of a short row: eight or fewer stripes fill a row. 0 if whole rows are better.
 
     If threads load few bytes at a time, they would lie side by side along a row, and all exchange their sums. With stripes, 200000 rows of
-    45 elements of bfloat16 take 19.4 µs on an H200 instead of 42.6 (2026-11-18).
+    45 elements of bfloat16 take 19.4 µs on an H200 instead of 42.6 (2026-11-18). If only x is loaded few bytes at a time, because of its
+    address, 21157 rows of 96 elements take 32.5 µs with stripes (2026-11-19; `row_reread` 9.8).
     """
     w, size = walk(problem), problem.dtype.itemsize
-    loaded = gcd(w.run * size, VECTOR_BYTES) if problem.aligned else size  # bytes at a time
+    loaded = gcd(w.run * size, VECTOR_BYTES)  # bytes at a time
     length = power_of_two(w.run)
     if problem.scale or problem.shift or not 32 <= length <= 256 or loaded > (8 if length <= 64 else 4):
+        return 0
+    if loaded > size and not problem.aligned:  # x would be loaded and y stored by other threads
         return 0
     stripe = max(length // 8, 8) * (loaded // size)
     return stripe if stripe < length else 0
@@ -188,52 +191,49 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
-    size = w.reps * w.run
-    peel = _peel(problem, flat)
-    vectors = (
-        flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0 or peel > 0
-    )  # whole vectors are loaded; or runs are short
-    if vectors:
+    size, peel = w.reps * w.run, peel_of(problem, flat)
+    vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0  # whole vectors are loaded; or runs are short
+    if peel:
+        whole = size <= 2**16 and w.total >= (device.sms if flat.reps > 1 else 4 * device.sms)
+    elif vectors:
         whole = size <= 2**16 or w.total >= device.sms
     else:
         whole = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
     if whole and not (invariant or problem.spec.mix or problem.addends):
-        return (_peeled(problem, _whole_sets(problem, w, device, vectors)),)
+        return (peeled(problem, _whole_sets(problem, w, device, vectors, peel)),)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     wide = problem.dtype.itemsize == 4
     ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
-    if not vectors and not ahead and w.reps == 1 and not wide and "gelu" in problem.spec.activation:
+    one_by_one = not (vectors or peel or ahead)
+    if one_by_one and w.reps == 1 and not wide and "gelu" in problem.spec.activation:
         reduce, apply = (4, 4096, 256, 1), (16, 2048, 128)
-    elif not vectors and not ahead:  # loads of few bytes: many threads
+    elif one_by_one:  # loads of few bytes: many threads
         reduce, apply = (8, 1024, 128, 1), (32, 1024, 256) if w.reps == 1 or wide else (16, 1024, 128)
     elif flat.reps > 1:
         reduce, apply = (4, 2048, 128, 1), (16, 2048, 128)
     else:
         threads = 128 if device.chains else 256  # on sm_80 (A100, which does not chain), 128 threads spill registers
-        reduce, apply = (2, 4096, threads, stages_that_fit(problem, device, 4096, 3)), (8, 4096, 512)
+        reduce = 2, 4096, threads, stages_that_fit(problem, device, 4096, 3)
+        apply = (16, 2048, 128) if peel_of(problem, w) else (8, 4096, 512)
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
-    reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
-    applied = row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
-    return chained(device, (_peeled(problem, reduced), combine_launch(flat, reduced.parts, device), _peeled(problem, applied)))
+    reduced = peeled(problem, row_parts(flat, device, parts, *reduce[1:], reduce=True))
+    applied = peeled(problem, row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True))
+    return chained(device, (reduced, combine_launch(flat, reduced.parts, device), applied))
 
 
-def _peeled(problem: NormProblem, launch: RowLaunch) -> RowLaunch:
-    return replace(launch, peel=_peel(problem, launch.walk))
+def peeled(problem: NormProblem, launch: RowLaunch) -> RowLaunch:
+    """Return the launch with the ends of runs peeled off, if these are long and odd."""
+    return replace(launch, peel=peel_of(problem, launch.walk))
 
 
-def _peel(problem: NormProblem, w: Walk) -> int:
-    """Return the elements of a vector if loops over runs should take whole vectors only, and peel off what is before and after; else 0.
+def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool, peel: int) -> RowLaunch:
+    """Return the launch whose programs reduce and apply one set each.
 
-    That is so if runs are long and begin anywhere between multiples of 16 bytes. y must begin there, too.
+    Without `vectors` and `peel`, threads load few bytes at a time. `peel` is as in RowLaunch.
     """
-    size, steps = problem.dtype.itemsize, (w.run, *w.x) if w.reps > 1 else (w.run, w.x[0], w.x[2])
-    odd = any(step * size % VECTOR_BYTES for step in steps)
-    return VECTOR_BYTES // size if odd and problem.aligned and w.x == w.y and w.run >= LEAST_PEELED else 0
-
-
-def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> RowLaunch:
-    """Return the launch whose programs reduce and apply one set each. Without `vectors`, threads load few bytes at a time."""
-    if not vectors:
+    if peel:
+        size, threads, stages = (4096, 512 if problem.dtype.itemsize == 4 else 256, 1) if w.reps > 1 else (2048, 256, 1)
+    elif not vectors:
         size, threads, stages = 2048, 512, 1
     elif w.reps > 1:
         size, threads, stages = (16384, 512, 1) if w.reps * w.run >= 2**17 else (8192, 256, 1)
