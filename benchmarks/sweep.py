@@ -191,9 +191,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="problems (300)")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which no new problem begins (540)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that compile all kernels first, without the GPU (0)")
     parser.add_argument(
-        "--compile-for", choices=list(KNOWN_GPUS), help="without a GPU: only compile all kernels for this one; they lie in TRITON_CACHE_DIR"
+        "--workers",
+        type=int,
+        default=0,
+        help="processes that compile all kernels first, without the GPU (0; with --compile-for one for each core)",
+    )
+    parser.add_argument(
+        "--compile-for", choices=list(KNOWN_GPUS), help="without a GPU: only compile all kernels for this one, into the cache of Triton"
     )
     parser.add_argument("--compiled", action="store_true", help="measure torch.compile, too, on every third problem")
     parser.add_argument("--out", type=Path, help="add the results to this file, one JSON object per line")
@@ -202,11 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.compile_for:
         from triton.backends.compiler import GPUTarget
 
-        print(
-            _compile_kernels(
-                args, range(args.count), KNOWN_DEVICES[args.compile_for], GPUTarget("cuda", KNOWN_GPUS[args.compile_for], 32), None
-            )
-        )
+        target = GPUTarget("cuda", KNOWN_GPUS[args.compile_for], 32)
+        print(_compile_kernels(args, range(args.count), KNOWN_DEVICES[args.compile_for], target, None))
         return 0
     known, here = record.read(args.out) if args.out and args.out.exists() else [], record.origin(args.device)
     done = {r["index"] for r in known if r["seed"] == args.seed and all(r[field] == here[field] for field in ("commit", "name"))}
@@ -243,7 +245,7 @@ def _compile_kernels(args: argparse.Namespace, indices: Sequence[int], device: D
     from .precompile import compile_ahead
 
     families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
-    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers or 1, seconds)
+    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers or os.cpu_count() or 1, seconds)
 
 
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:

@@ -293,6 +293,18 @@ def test_the_ends_of_odd_runs_are_peeled_off():
     for problem, peel in ((odd, 8), (replace(odd, aligned=False), 0), (strided, 0), (short, 0), (even, 0)):
         launches = plan(problem, H200, options=Options("row_reread")).launches
         assert launches[0].peel == launches[-1].peel == peel
+        launches = plan(problem, H200, options=Options("row_reread", invariant=True)).launches
+        assert not launches[0].peel  # where a run begins must not decide in which order its elements are added
+
+
+@pytest.mark.parametrize(
+    "channels, groups, side, peels", [(200, 8, 15, (8, 0)), (64, 2, 128, (0, 0)), (90, 3, 189, (8, 8)), (64, 2, 181, (0, 8))]
+)
+def test_groups_and_channels_may_begin_at_different_places(channels, groups, side, peels):
+    """`reduce` reads groups as they lie in memory, and `apply` reads channels."""
+    problem = _bind(norms.group_norm(groups), (2, channels, side, side), dtype=torch.float16)
+    reduce, _, apply = plan(problem, H200, options=Options("row_reread")).launches
+    assert (reduce.peel, apply.peel) == peels
 
 
 @pytest.mark.parametrize("dtype, channels, copies", [(torch.float32, 80, True), (torch.float16, 80, False), (torch.float32, 81, True)])

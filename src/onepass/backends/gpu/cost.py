@@ -19,6 +19,7 @@ from .partials.parameters import parameter_axes
 from .walk import AXIS_R, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
+SHORT_ROW = 2**15  # bytes of the longest row that counts as short: its program has all loads under way at once
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
 
@@ -50,7 +51,7 @@ def traffic_cost(
         reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     w = walk(problem)
-    short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= 2**15))
+    short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= SHORT_ROW))
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
         few = constants.FEW_SHORT if short and family == "row" else constants.FEW_PROGRAMS
@@ -78,8 +79,6 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
-    if family == "row_reread" and w.run > 1024 and not peel_of(problem, w):
-        rate *= constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0)
     if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
@@ -88,13 +87,15 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
 def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
     """Return the rate of `row_reread`. With `at_once`, one launch reduces and applies: its programs wait in between."""
     w, size, activation = walk(problem), problem.dtype.itemsize, problem.spec.activation
+    peeled = peel_of(problem, w) > 0
     rate = product_of(
         (
             (constants.REREAD_ACTIVATION, activation != "" and size == 2),
             (constants.REREAD_CHANNELS, _odd_channels(problem)),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
-            (constants.REREAD_PEELED, peel_of(problem, w) > 0 and _per_element(problem)),
+            (constants.REREAD_PEELED, peeled and _per_element(problem)),
+            (constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0), w.run > 1024 and not peeled),
             (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
         )
     )

@@ -235,7 +235,7 @@ def can_load_ahead(problem: NormProblem, w: Walk) -> bool:
 
 
 def loads_ahead_one_by_one(problem: NormProblem, step: int, stages: int) -> bool:
-    """Return whether a loop with several stages would load the elements of x one by one because of its address, and is slow then.
+    """Return whether a loop with several stages would load an unaligned x one element at a time, which is slow.
 
     `step` is the number of elements from one row of a block to the next.
     Such loads go to shared memory, four bytes at a time: `tile_reread` of 8x80x209x210 took 813 µs (H200, 2026-11-18). Smaller elements
@@ -246,9 +246,9 @@ def loads_ahead_one_by_one(problem: NormProblem, step: int, stages: int) -> bool
 
 
 def peel_of(problem: NormProblem, w: Walk) -> int:
-    """Return the elements of a vector if loops over the runs of w take whole vectors only, and peel off what is before and after; else 0.
+    """Return the elements of a vector of 16 bytes, if loops over the runs of w should take only whole vectors; else 0.
 
-    That is so if runs are long and begin anywhere between multiples of 16 bytes. y must begin there, too.
+    They should if runs are long, and begin or end between multiples of 16 bytes. x and y must have equal strides.
     """
     size, steps = problem.dtype.itemsize, (w.run, *w.x) if w.reps > 1 else (w.run, w.x[0], w.x[2])
     odd = any(step * size % VECTOR_BYTES for step in steps)

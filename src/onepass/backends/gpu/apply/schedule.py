@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, prod
 
-from onepass.backends.gpu.launches import ForwardLaunch
-from onepass.backends.gpu.row.schedule import peeled, row_parts
+from onepass.backends.gpu.launches import ForwardLaunch, peel_of
+from onepass.backends.gpu.row.schedule import row_parts
 from onepass.backends.gpu.tile.launch import TileLaunch
 from onepass.backends.gpu.tile.schedule import rows_abreast, tile_apply, tile_parts
 from onepass.backends.gpu.walk import ROW, TILE, Walk, run_by_run, used_fraction, walk
@@ -28,11 +28,12 @@ def apply_launches(problem: NormProblem, device: Device, invariant: bool) -> tup
     if w.outer > 1 or w.reps == 1:
         return (row_parts(w, device, ceil(16 * device.sms / w.total), 2048, 128, widest=1024, apply=True),)
     w = run_by_run(w)
-    long = peeled(problem, row_parts(w, device, ONE_BLOCK_EACH, 4096, 128, apply=True))
-    if long.peel:
-        return (replace(long, by_s=True),)
-    size, threads = (2048, 128) if problem.dtype.itemsize == 2 else (1024, 64)
-    return (replace(row_parts(w, device, ONE_BLOCK_EACH, size, threads, widest=1024, apply=True), by_s=True),)
+    peel = peel_of(problem, w)
+    if peel:
+        size, threads, widest = 4096, 128, 4096
+    else:
+        size, threads, widest = (2048, 128, 1024) if problem.dtype.itemsize == 2 else (1024, 64, 1024)
+    return (replace(row_parts(w, device, ONE_BLOCK_EACH, size, threads, widest=widest, apply=True), by_s=True, peel=peel),)
 
 
 def _across(problem: NormProblem, w: Walk, device: Device) -> TileLaunch:

@@ -19,7 +19,8 @@ def combine(parts_ptr, stats: Statistics, eps, sizes: SetSizes, split: PartArgum
     """Store the statistics of one set, merged from the moments of its parts. (14), (15)
 
     The set has `reps` runs of `run` elements, cut into parts_r x parts_t parts. A part has chunk_r runs, and chunk_t
-    elements of each run. The last parts may be smaller. Each `abreast` neighbouring parts take the runs in turn.
+    elements of each run. The last parts may be smaller. If rows lie abreast, `abreast` neighbouring parts take the runs of a
+    chunk in turn: part r has every abreast-th run, beginning with run r % abreast.
     """
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j

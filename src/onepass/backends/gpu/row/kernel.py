@@ -148,8 +148,8 @@ def _part(
     If `mode` asks for both, the part is the whole set. With mode.flat a set is one run, and the program works on the same
     part of block.i sets.
 
-    If mode.peel is not 0, blocks have only the whole vectors of a run, from the first multiple of mode.peel elements in memory on. The
-    elements before and after these vectors are its ends. All runs have equally many.
+    If mode.peel is not 0, blocks hold only whole vectors: mode.peel elements, beginning at a multiple of mode.peel. What remains before
+    and after them are the ends of the run. All runs have equally many of these.
     """
     i = tl.arange(0, block.i)[:, None]
     set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
@@ -186,15 +186,17 @@ def _part(
     if mode.apply:
         # Blocks are taken backwards: the last one was read last, and may still be cached.
         PEEL: tl.constexpr = mode.peel
-        n_blocks = in_vectors(n, PEEL)
-        steps = 1 if block.run_fits and not PEEL else tl.cdiv(n_blocks, block.j)
+        n_whole = in_vectors(n, PEEL)
+        steps = 1 if block.run_fits and not PEEL else tl.cdiv(n_whole, block.j)
         j = tl.arange(0, block.j)[None, :]
         if mode.flat:
-            first, y_first = first_vector(x_at, PEEL), first_vector(y_at, PEEL)
+            first, y_first = first_vector(x_at, PEEL), first_vector(y_at, PEEL)  # y_first, too: the compiler must see a multiple
             for step in tl.range(0, steps, num_stages=block.stages):
                 at = (steps - 1 - step) * block.j + j
-                t = t_start + at + (first - x_at).to(tl.int32) if PEEL else t_start + at
-                place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=at < n_blocks)
+                t = t_start + at
+                if PEEL:
+                    t += (first - x_at).to(tl.int32)
+                place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=at < n_whole)
                 _apply(io, affine, stats, maps, first + at, y_first + at, place, mean, spread, eps, norm, mode)
             if PEEL:
                 at, is_end = _ends(first - x_at, n, PEEL)
@@ -208,8 +210,10 @@ def _part(
                     r = r_start + (steps_r - 1 - step_r) * block.i + i
                     run_at, y_run_at = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
                     first = first_vector(run_at, PEEL)
-                    t = t_start + at + (first - run_at).to(tl.int32) if PEEL else t_start + at
-                    place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=at < n_blocks)
+                    t = t_start + at
+                    if PEEL:
+                        t += (first - run_at).to(tl.int32)
+                    place = Place(o=o, r=r, s=s, t=t, i_inside=r < r_end, j_inside=at < n_whole)
                     _apply(io, affine, stats, maps, first + at, first_vector(y_run_at, PEEL) + at, place, mean, spread, eps, norm, mode)
             if PEEL:
                 for r0 in range(r_start, r_end, RUNS_OF_ENDS):
@@ -226,19 +230,19 @@ def _moments_of_run(io, x_at, n, here, norm: tl.constexpr, block: tl.constexpr, 
     KEEP: tl.constexpr = "evict_last" if mode.apply else ""
     PEEL: tl.constexpr = mode.peel
     j = tl.arange(0, block.j)[None, :]
-    first, n_blocks = first_vector(x_at, PEEL), in_vectors(n, PEEL)
+    first, n_whole = first_vector(x_at, PEEL), in_vectors(n, PEEL)
     mean, m2, k = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32), 0.0
-    for t0 in tl.range(0, n_blocks, block.j, num_stages=block.stages):
-        mask = here & (t0 + j < n_blocks)
+    for t0 in tl.range(0, n_whole, block.j, num_stages=block.stages):
+        mask = here & (t0 + j < n_whole)
         k += 1.0
         mean, m2 = update(mean, m2, k, load(io, first + (t0 + j), mask, KEEP), mask, norm.centered)
-    mean, m2 = merge(mean, m2, lanes(0, n_blocks, j, block.j), _divisor(n_blocks, PEEL), 1, norm.centered)
+    mean, m2 = merge(mean, m2, lanes(0, n_whole, j, block.j), _divisor(n_whole, PEEL), 1, norm.centered)
     if PEEL:
         at, is_end = _ends(first - x_at, n, PEEL)
-        mask, n_ends = here & is_end, 1.0 * (n - n_blocks)
+        mask, n_ends = here & is_end, 1.0 * (n - n_whole)
         x = load(io, x_at + at, mask, KEEP)
         other_mean, other_m2 = merge(x, 0.0 if norm.centered else x * x, mask.to(tl.float32), n_ends, 1, norm.centered)
-        mean, m2, _ = join(mean, m2, 1.0 * n_blocks, other_mean, other_m2, n_ends, norm.centered)
+        mean, m2, _ = join(mean, m2, 1.0 * n_whole, other_mean, other_m2, n_ends, norm.centered)
     return mean, m2
 
 
@@ -248,19 +252,19 @@ def _moments_of_runs(io, x_at, view, r_start, r_end, n, norm: tl.constexpr, bloc
     KEEP: tl.constexpr = "evict_last" if mode.apply else ""
     PEEL: tl.constexpr = mode.peel
     i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
-    n_blocks, runs = in_vectors(n, PEEL), (r_end - r_start) * 1.0
+    n_whole, runs = in_vectors(n, PEEL), (r_end - r_start) * 1.0
     mean, m2, k = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32), 0.0
     # `update` (device/moments.py) takes one element count k for all lanes. So a lane that had no element in one step
     # must have none in later steps. That holds, because there is only one step along t, or block.i is 1.
-    for step in range(1 if block.run_fits and not PEEL else tl.cdiv(n_blocks, block.j)):
+    for step in range(1 if block.run_fits and not PEEL else tl.cdiv(n_whole, block.j)):
         at = step * block.j + j
         for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
-            mask = (r0 + i < r_end) & (at < n_blocks)
+            mask = (r0 + i < r_end) & (at < n_whole)
             k += 1.0
             first = first_vector(x_at + (r0 + i).to(tl.int64) * view.x_r, PEEL)
             mean, m2 = update(mean, m2, k, load(io, first + at, mask, KEEP), mask, norm.centered)
-    in_lane = lanes(0, n_blocks, j, block.j) * lanes(r_start, r_end, i, block.i)
-    mean, m2 = merge(mean, m2, in_lane, runs * _divisor(n_blocks, PEEL), None, norm.centered)
+    in_lane = lanes(0, n_whole, j, block.j) * lanes(r_start, r_end, i, block.i)
+    mean, m2 = merge(mean, m2, in_lane, runs * _divisor(n_whole, PEEL), None, norm.centered)
     if PEEL:
         i_end = tl.arange(0, RUNS_OF_ENDS)[:, None]
         end_mean, end_m2, k = tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), 0.0
@@ -270,10 +274,10 @@ def _moments_of_runs(io, x_at, view, r_start, r_end, n, norm: tl.constexpr, bloc
             mask = (r0 + i_end < r_end) & is_end
             k += 1.0
             end_mean, end_m2 = update(end_mean, end_m2, k, load(io, run_at + at, mask, KEEP), mask, norm.centered)
-        n_ends = runs * (n - n_blocks)
-        in_lane = lanes(r_start, r_end, i_end, RUNS_OF_ENDS) * lanes(0, n - n_blocks, tl.arange(0, 2 * PEEL)[None, :], 2 * PEEL)
+        n_ends = runs * (n - n_whole)
+        in_lane = lanes(r_start, r_end, i_end, RUNS_OF_ENDS) * (tl.arange(0, 2 * PEEL)[None, :] < n - n_whole).to(tl.float32)
         other_mean, other_m2 = merge(end_mean, end_m2, in_lane, n_ends, None, norm.centered)
-        mean, m2, _ = join(mean, m2, runs * n_blocks, other_mean, other_m2, n_ends, norm.centered)
+        mean, m2, _ = join(mean, m2, runs * n_whole, other_mean, other_m2, n_ends, norm.centered)
     return mean, m2
 
 
@@ -283,7 +287,7 @@ def _apply(io, affine, stats, maps, x_at, y_at, place, mean, spread, eps, norm: 
     DROP: tl.constexpr = "evict_first" if mode.reduce else ""
     inside = place.i_inside & place.j_inside
     x = load_x(io.x_ptr, x_at, inside, DROP)
-    # Not before the loop over blocks: this waits for `spread`, and x should be on its way by then.
+    # Compute rstd here, not before the loop: it waits for `spread`, and the load of x should start first.
     rstd = spread if mode.reduce else known_rstd(stats, spread, eps)
     ALONG_I: tl.constexpr = AXIS_O | AXIS_S if mode.flat else AXIS_R
     factor, term = fold_affine(rstd, affine, maps, place, norm, ALONG_I, AXIS_T)
@@ -310,9 +314,9 @@ def first_vector(at, PEEL: tl.constexpr):
 
 @triton.jit
 def _ends(before, n, PEEL: tl.constexpr):
-    """Return where the ends of n elements are, and which of these 2·PEEL places exist. `before` elements are before the first vector."""
-    end, n_vectors = tl.arange(0, 2 * PEEL)[None, :], in_vectors(n, PEEL)
-    return tl.where(end < before, end, end + n_vectors), end < n - n_vectors
+    """Return the positions of the ends among n elements, and a mask of those that exist. The first `before` precede the first vector."""
+    end, n_whole = tl.arange(0, 2 * PEEL)[None, :], in_vectors(n, PEEL)
+    return tl.where(end < before, end, end + n_whole), end < n - n_whole
 
 
 @triton.jit

@@ -159,16 +159,17 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
 def _stripe(problem: NormProblem) -> int:
     """Return the elements of a stripe of a short row: eight or fewer stripes fill a row. 0 if whole rows are better.
 
-    If threads load few bytes at a time, they would lie side by side along a row, and all exchange their sums. With stripes, 200000 rows of
-    45 elements of bfloat16 take 19.4 µs on an H200 instead of 42.6 (2026-11-18). If only x is loaded few bytes at a time, because of its
-    address, 21157 rows of 96 elements take 32.5 µs with stripes (2026-11-19; `row_reread` 9.8).
+    If threads load few bytes at a time, many threads share a row, and all of them must exchange their sums. With stripes, fewer threads
+    share a row: 200000 rows of 45 elements of bfloat16 take 19.4 µs on an H200 instead of 42.6 (2026-11-18).
     """
     w, size = walk(problem), problem.dtype.itemsize
     loaded = gcd(w.run * size, VECTOR_BYTES)  # bytes at a time
     length = power_of_two(w.run)
     if problem.scale or problem.shift or not 32 <= length <= 256 or loaded > (8 if length <= 64 else 4):
         return 0
-    if loaded > size and not problem.aligned:  # x would be loaded and y stored by other threads
+    if loaded > size and not problem.aligned:
+        # Other threads would load x than those that store y: 21157 rows of 96 elements of bfloat16 took 32.5 µs with stripes, and
+        # `row_reread` takes 9.8 (H200, 2026-11-19).
         return 0
     stripe = max(length // 8, 8) * (loaded // size)
     return stripe if stripe < length else 0
@@ -191,16 +192,18 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     result must not depend on the batch size), a mix of norms or a residual, there are always three launches.
     """
     w, flat = walk(problem, cut=True), walk(problem)
-    size, peel = w.reps * w.run, peel_of(problem, flat)
+    size = w.reps * w.run
+    peel = 0 if invariant else peel_of(problem, flat)
     vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0  # whole vectors are loaded; or runs are short
-    if peel:
-        whole = size <= 2**16 and w.total >= (device.sms if flat.reps > 1 else 4 * device.sms)
+    whole = _whole_set(problem, w, device, vectors)
+    if whole.peel:
+        enough = size <= 2**16 and w.total >= (device.sms if flat.reps > 1 else 4 * device.sms)
     elif vectors:
-        whole = size <= 2**16 or w.total >= device.sms
+        enough = size <= 2**16 or w.total >= device.sms
     else:
-        whole = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
-    if whole and not (invariant or problem.spec.mix or problem.addends):
-        return (peeled(problem, _whole_sets(problem, w, device, vectors, peel)),)
+        enough = size <= 2**12 or w.total >= (device.sms // 2 if size <= 2**14 else 8 * device.sms)
+    if enough and not (invariant or problem.spec.mix or problem.addends):
+        return (whole,)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
     wide = problem.dtype.itemsize == 4
     ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
@@ -214,24 +217,22 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     else:
         threads = 128 if device.chains else 256  # on sm_80 (A100, which does not chain), 128 threads spill registers
         reduce = 2, 4096, threads, stages_that_fit(problem, device, 4096, 3)
-        apply = (16, 2048, 128) if peel_of(problem, w) else (8, 4096, 512)
+        apply = (16, 2048, 128) if whole.peel and not invariant else (8, 4096, 512)
     parts = ceil(reduce[0] * device.sms / w.total) if not invariant else ceil(flat.reps * flat.run / 32768)
-    reduced = peeled(problem, row_parts(flat, device, parts, *reduce[1:], reduce=True))
-    applied = peeled(problem, row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True))
+    reduced = row_parts(flat, device, parts, *reduce[1:], reduce=True)
+    applied = row_parts(w, device, ceil(apply[0] * device.sms / w.total), *apply[1:], apply=True)
+    if not invariant:  # where a run begins would decide in which order its elements are added
+        reduced, applied = replace(reduced, peel=peel), replace(applied, peel=whole.peel)
     return chained(device, (reduced, combine_launch(flat, reduced.parts, device), applied))
 
 
-def peeled(problem: NormProblem, launch: RowLaunch) -> RowLaunch:
-    """Return the launch with the ends of runs peeled off, if these are long and odd."""
-    return replace(launch, peel=peel_of(problem, launch.walk))
-
-
-def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool, peel: int) -> RowLaunch:
+def _whole_set(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> RowLaunch:
     """Return the launch whose programs reduce and apply one set each.
 
-    Without `vectors` and `peel`, threads load few bytes at a time. `peel` is as in RowLaunch.
+    Without `vectors`, threads load few bytes at a time, unless the ends of runs are peeled off.
     """
-    if peel:
+    peel = peel_of(problem, w)
+    if peel:  # H200, 2026-11-19: docs/measured.md, "Runs of odd length"
         size, threads, stages = (4096, 512 if problem.dtype.itemsize == 4 else 256, 1) if w.reps > 1 else (2048, 256, 1)
     elif not vectors:
         size, threads, stages = 2048, 512, 1
@@ -243,7 +244,7 @@ def _whole_sets(problem: NormProblem, w: Walk, device: Device, vectors: bool, pe
         size, threads, stages = 4096, 512, 1
     else:
         size, threads, stages = 2048, 256, stages_that_fit(problem, device, 2048, 3)
-    return row_parts(w, device, 1, size, threads, stages, reduce=True, apply=True)
+    return replace(row_parts(w, device, 1, size, threads, stages, reduce=True, apply=True), peel=peel)
 
 
 def row_parts(

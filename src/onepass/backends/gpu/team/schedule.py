@@ -3,8 +3,8 @@
 Memory is x[o, r, s, t]. A set is the elements of one o and s: `reps` runs of `run` contiguous elements. A unit of work is
 one o and a block of columns (s, t), which holds whole sets. A team of programs, its members, shares the rows r of a unit.
 
-A small model of the GPU gives the time of every candidate. The fastest candidate is the schedule, and its time is the
-cost.
+A small model of the GPU gives the time of every candidate. The fastest candidate is the schedule. Its cost is that time,
+corrected by factors that are fitted to sweeps.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     (launch,) = team_launches(problem, device, invariant)
     if invariant:  # then the choice of a family must not depend on the batch size
         return (_reads(problem, device, replace(launch, programs=launch.members)) + 1) / 2 / _rate(problem, launch) / 1e3
+    # The candidates are compared with MERGE, also where each column is a set: MERGE_COLUMNS was fitted to these launches.
     time = modelled_time(problem, launch, device, constants.MERGE if launch.walk.run > 1 else constants.MERGE_COLUMNS)
     if launch.resident:
         return time

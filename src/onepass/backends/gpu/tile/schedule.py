@@ -28,10 +28,14 @@ from .launch import TileLaunch
 LARGEST_TILE = 16384  # elements of the largest block that fits in the registers of one program
 NARROWEST = 16  # columns of the narrowest block, unless there are fewer columns
 WIDTH = 64  # columns of a block of `tile_reread`, unless there are fewer
-# Rows abreast: the least rows that are left, the most that lie abreast, and the part of a block's columns that may be empty. A smaller x
-# gains less than the larger number of partial moments costs: the fewest elements, if rows do not begin at multiples of 16 bytes, and if
-# they do.
-LEAST_ROWS, MOST_ABREAST, MOST_EMPTY, LEAST_UNALIGNED, LEAST_ALIGNED = 64, 64, 0.06, 2**22, 2**24
+
+# Rows abreast:
+LEAST_ROWS = 64  # at least this many rows must remain
+MOST_ABREAST = 64  # at most this many rows of x are in one row
+MOST_EMPTY = 0.06  # at most this part of a block's columns should be empty
+# The fewest elements of x, if its rows begin between multiples of 16 bytes. A smaller x gains less than more partial moments cost.
+LEAST_UNALIGNED = 2**22
+LEAST_ALIGNED = 2**24  # the same, if its rows begin at multiples of 16 bytes
 
 
 def tile_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[TileLaunch, ...]:
@@ -96,18 +100,18 @@ def _stages(problem: NormProblem, device: Device, wanted: int) -> int:
 def rows_abreast(problem: NormProblem, w: Walk, invariant: bool = False) -> int:
     """Return how many rows of x a block takes abreast, as one row.
 
-    So the rows of few columns fill a block, and rows whose length is odd begin at multiples of 16 bytes. It is 1 if that is so anyway, if
-    the rows of x do not follow one another in memory, if each has parameters of its own, or if x is small: one sample of x, if the result
-    must not depend on the batch size (`invariant`).
+    With more rows abreast, rows of few columns fill a block, and rows of odd length begin at multiples of 16 bytes. Return 1 if neither is
+    needed, if the rows of x are not contiguous, if parameters differ from row to row, or if x is small. With `invariant`, one sample
+    counts as x.
     """
     follow = w.dense and w.x[1] == w.y[1] == w.columns
     if not follow or (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_R:
         return 1
-    aligned = VECTOR_BYTES // gcd(w.columns * problem.dtype.itemsize, VECTOR_BYTES)
+    least = VECTOR_BYTES // gcd(w.columns * problem.dtype.itemsize, VECTOR_BYTES)  # rows, so that the next begin at a multiple
     elements = prod(problem.shape) // (w.outer if invariant else 1)
-    if elements < (LEAST_UNALIGNED if aligned > 1 else LEAST_ALIGNED):
+    if elements < (LEAST_UNALIGNED if least > 1 else LEAST_ALIGNED):
         return 1
-    choices = range(aligned, min(w.reps // LEAST_ROWS, MOST_ABREAST) + 1, aligned)
+    choices = range(least, min(w.reps // LEAST_ROWS, MOST_ABREAST) + 1, least)
 
     def empty(abreast: int) -> float:
         columns = w.columns * abreast
