@@ -244,6 +244,20 @@ def test_invariant_plans_do_not_know_the_batch(shape, residual, layout, device):
     assert cut(1) == cut(3) == cut(64) == cut(4096)
 
 
+@pytest.mark.parametrize("step", [50257, 50261, 50264])
+@pytest.mark.parametrize("family", [None, "row_reread"])
+def test_invariant_plans_do_not_know_how_far_rows_are_apart(family, step):
+    """x of one row has no distance between rows, and y has another than an x that is a slice."""
+
+    def cut(n: int):
+        x = torch.empty(n, step, dtype=torch.float16, device="meta")[:, :50257]
+        problem = bind(norms.layer_norm(1), x, torch.empty(50257), torch.empty(50257))
+        chosen = plan(problem, H200, options=Options(family, invariant=True))
+        return chosen.family, family_named("row_reread").cost(problem, H200, "forward", True), getattr(chosen.launches[0], "peel", 0)
+
+    assert cut(1) == cut(2) == cut(64)
+
+
 @pytest.mark.parametrize(
     "problem",
     [

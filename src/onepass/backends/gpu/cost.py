@@ -14,7 +14,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once, peel_of
+from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once
 from .partials.parameters import parameter_axes
 from .walk import AXIS_R, TILE, needs_division, used_fraction, walk
 
@@ -78,20 +78,20 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.TILE_BY_ROW if parameter_axes(problem, w) & AXIS_R else 1.0
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
-        rate *= _reread_rate(problem, device, at_once=len(launches) == 1)
+        rate *= _reread_rate(problem, device, launches)
     if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
 
 
-def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
-    """Return the rate of `row_reread`. With `at_once`, one launch reduces and applies: its programs wait in between."""
+def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> float:
+    """Return the rate of `row_reread`. If one launch reduces and applies, its programs wait in between."""
     w, size, activation = walk(problem), problem.dtype.itemsize, problem.spec.activation
-    peeled = peel_of(problem, w) > 0
+    peeled = launches[0].peel > 0
     rate = product_of(
         (
             (constants.REREAD_ACTIVATION, activation != "" and size == 2),
-            (constants.REREAD_CHANNELS, _odd_channels(problem)),
+            (constants.REREAD_CHANNELS, _odd_channels(problem) and not launches[-1].peel),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
             (constants.REREAD_PEELED, peeled and _per_element(problem)),
@@ -99,7 +99,7 @@ def _reread_rate(problem: NormProblem, device: Device, at_once: bool) -> float:
             (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
         )
     )
-    if at_once and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
+    if len(launches) == 1 and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
         in_cache = share_in_l2(prod(problem.shape) * size, device) if w.run > 8192 else 0.0
         rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[size]) * (1.0 - in_cache)
     return rate
@@ -118,9 +118,9 @@ def _per_element(problem: NormProblem) -> bool:
 
 
 def _odd_channels(problem: NormProblem) -> bool:
-    """Return whether `row_reread` reads channel by channel, and single elements, because channels do not begin at multiples of 16 bytes."""
+    """Return whether `row_reread` reads channel by channel, and channels do not begin at multiples of 16 bytes."""
     flat, cut = walk(problem), walk(problem, cut=True)
-    return cut.reps > flat.reps and cut.run * problem.dtype.itemsize % 16 > 0 and not peel_of(problem, cut)
+    return cut.reps > flat.reps and cut.run * problem.dtype.itemsize % 16 > 0
 
 
 def copy_cost(problem: NormProblem, launches: Launches) -> float:
