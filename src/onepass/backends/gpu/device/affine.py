@@ -54,7 +54,7 @@ def parameter(ptr, index_map, place, AXES: tl.constexpr, ALONG_I: tl.constexpr, 
     """Load the parameter of each element of a block, by equation (1).
 
     AXES is the mask of the axes on which the parameter depends. If these vary along I and J, the result has the shape
-    [I, J]; along one of them, that of the coordinates, mostly [I, 1] or [1, J]; along none, it is a scalar.
+    [I, J]. If they vary along one of them, it has the shape of the coordinates, such as [1, J]. Otherwise it is a scalar.
     """
     at = 0
     if AXES & AXIS_O:

@@ -314,7 +314,7 @@ def first_vector(at, PEEL: tl.constexpr):
 
 @triton.jit
 def _ends(before, n, PEEL: tl.constexpr):
-    """Return the positions of the ends among n elements, and a mask of those that exist. The first `before` precede the first vector."""
+    """Return where the ends of n elements are, and a mask of the ends that exist. `before` elements come before the first vector."""
     end, n_whole = tl.arange(0, 2 * PEEL)[None, :], in_vectors(n, PEEL)
     return tl.where(end < before, end, end + n_whole), end < n - n_whole
 

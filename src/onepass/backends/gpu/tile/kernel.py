@@ -100,9 +100,8 @@ def _part(io, affine, stats, parts_ptr, eps, pid, view, maps, split, norm: tl.co
     x_at, y_at, here = locate_columns(o, s, t, column, view, split.columns, mode.dense)
     start = part * split.chunk_r
     end = tl.minimum(start + split.chunk_r, view.reps)
-    if (
-        mode.abreast
-    ):  # the last row may lack some rows of x. It is read separately, because its mask would prevent vector loads of the others
+    if mode.abreast:
+        # The last row may lack some rows of x. It is read separately, because its mask would prevent vector loads of the others.
         abreast = split.columns // split.columns_of_x
         full = split.rows_of_x // abreast
         in_last = here & (column < tl.where(end > full, split.rows_of_x % abreast * split.columns_of_x, 0))
