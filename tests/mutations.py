@@ -101,6 +101,8 @@ MUTATIONS = [
     Mutation("a remainder without its variance", "backends/gpu/row/kernel.py", "        var += tl.sum(x_rest * x_rest, 1, keep_dims=True)\n", "        var += 0.0\n", KERNELS + "9001"),
     Mutation("elements before the first vector taken for those after the last", "backends/gpu/row/kernel.py", "tl.where(end < before, end, end + n_whole)", "end + n_whole",
              "tests/backends/gpu/test_interpreter.py -k peeled"),
+    Mutation("ends of a row without their mean", "backends/gpu/row/kernel.py", "x_end = tl.where(is_end, x_end - mean, 0.0)", "x_end = tl.where(is_end, x_end, 0.0)",
+             "tests/backends/gpu/test_interpreter.py -k rows_whose"),
     Mutation("channels cut at the wrong stride", "backends/gpu/walk.py", "(v.strides[0], channel_run, v.strides[2])", "(v.strides[0], 1, v.strides[2])", KERNELS + "12x5x7"),
     Mutation("the last part counted as a whole one", "backends/gpu/partials/combine_kernel.py", "tl.minimum(sizes.run - t * split.chunk_t, split.chunk_t)", "split.chunk_t", KERNELS + "66001"),
     Mutation("parameters of a row taken for a column's", "backends/gpu/device/affine.py", "at += place.r * index_map.r", "at += place.r", KERNELS + "batch_norm and modulated"),

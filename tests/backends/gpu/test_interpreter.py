@@ -290,11 +290,33 @@ def test_runs_whose_ends_are_peeled_off(case, dtype):
     assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
 
 
+# Some programs have two rows, which begin equally far from a multiple of 16 bytes. The first block of a row is full, or it is not.
+PEELED_ROWS = (
+    Case("layer_norm", (33, 2051), init="shifted"),
+    Case("layer_norm", (17, 4101), residual=True),
+    Case("layer_norm", (70, 767), activation="silu"),
+    Case("rms_norm", (10, 8999)),
+    Case("instance_norm", (3, 23, 35, 35), wide=True),
+    Case("group_norm", (12, 9, 27, 27), groups=3, activation="gelu"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", PEELED_ROWS, ids=lambda case: case.name)
+def test_rows_whose_ends_are_peeled_off(case, dtype):
+    (launch,) = plan(problem_of(Row(case, dtype)), describe(torch.device("cpu")), options=Options("row")).launches
+    assert launch.peel == 16 // dtype.itemsize and launch.programs < launch.walk.total
+    operands = tensors.make(case, dtype)
+    exact = oracle.exact(case, operands, tensors.make_dy(operands))
+    assert oracle.worst(_evaluate(case, operands, None, "row"), exact.value, exact.allowed).forward <= 1
+
+
 @pytest.mark.parametrize("step", [9001, 9004])
-def test_an_odd_row_does_not_depend_on_where_it_begins(step):
+@pytest.mark.parametrize("family", ["row", "row_reread"])
+def test_an_odd_row_does_not_depend_on_where_it_begins(family, step):
     """Ends of runs are not peeled off then: the first vector would decide in which order elements are added."""
     x = torch.randn(5, step)[:, :9001]
-    with onepass.batch_invariant(True), onepass.force("row_reread"), torch.no_grad():
+    with onepass.batch_invariant(True), onepass.force(family), torch.no_grad():
         together = O.layer_norm(x, (9001,))
         assert all(torch.equal(O.layer_norm(x[row : row + 1], (9001,)), together[row : row + 1]) for row in range(5))
 

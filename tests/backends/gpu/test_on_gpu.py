@@ -280,6 +280,25 @@ def test_runs_whose_ends_are_peeled_off(name, length, shift, dtype):
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("length", [301, 767, 1027, 4101, 5003, 8205])
+def test_rows_whose_ends_are_peeled_off(length, shift, dtype):
+    """Programs have several rows. A plan for an aligned x is replaced if x is not aligned."""
+    size = 3001 * length
+    x = torch.empty(size + shift, device="cuda", dtype=dtype)[shift:].copy_(torch.randn(size, device="cuda") + 3).view(-1, length)
+    weight, bias = (torch.randn(2, length, device="cuda") + 1).to(dtype)
+    images, limit = x[: x.shape[0] // 8 * 8].view(-1, 8, length), 2**-6 if dtype == torch.bfloat16 else 2**-15
+    with onepass.force("row"):
+        assert ("peeled off" in str(onepass.explain(O.layer_norm, x, (length,)).forward.launches[0])) == (not shift)
+        y, z, scaled = O.layer_norm(x, (length,), weight, bias), O.rms_norm(x, (length,), weight), O.instance_norm(images, weight=weight[:8])
+    wide = x.double()
+    torch.testing.assert_close(y.double(), F.layer_norm(wide, (length,), weight.double(), bias.double()), rtol=limit, atol=limit)
+    torch.testing.assert_close(z.double(), F.rms_norm(wide, (length,), weight.double(), 1e-6), rtol=limit, atol=limit)
+    exact = F.instance_norm(images.double(), weight=weight[:8].double())
+    torch.testing.assert_close(scaled.double(), exact, rtol=limit, atol=limit)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @pytest.mark.parametrize("family", KINDS)
 def test_another_device(family):

@@ -21,6 +21,7 @@ SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y pa
 # The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1178 problems, H200, 2026-11-19.
 SPEED = {"row": 0.9, "row_reread": 1.2, "tile": 0.94, "tile_reread": 1.4, "team": 0.75}  # 1 for other families
 UNALIGNED_REREAD = {2: 0.54, 4: 0.83}  # `row_reread`: of long runs whose elements are loaded 2 or 4 bytes at a time
+LONG_ROW_PEELED = 0.8  # `row`: of more than 8192 elements, whose ends are peeled off
 UNALIGNED_LONG_ROW = 0.39  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
 NARROW_COLUMNS = 0.66  # `tile`: a block has less than 64 bytes of a row
 ROW_START = 2.0  # instead of START: `row` keeps short sets, with many loads under way, and no divisions

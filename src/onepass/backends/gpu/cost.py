@@ -15,7 +15,7 @@ from onepass.core.problem import NormProblem
 
 from . import constants
 from .launches import SharedSetLaunch, block_and_remainder, loads_row_at_once
-from .partials.parameters import parameter_axes
+from .partials.parameters import parameter_axes, per_element
 from .walk import AXIS_R, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
@@ -67,7 +67,8 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
     """Return the rate at which the launches of a forward read x, as a fraction of the family's usual rate."""
     w, first, rate = walk(problem), launches[0], 1.0
     if first.resident:
-        rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) else 1.0) * _row_rate(problem)
+        peeled = family == "row" and first.peel > 0
+        rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) and not peeled else 1.0) * _row_rate(problem, peeled)
         narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
         rate *= constants.NARROW_COLUMNS if narrow else 1.0
         one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
@@ -94,7 +95,7 @@ def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> fl
             (constants.REREAD_CHANNELS, _odd_channels(problem) and not launches[-1].peel),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
-            (constants.REREAD_PEELED, peeled and _per_element(problem)),
+            (constants.REREAD_PEELED, peeled and per_element(problem)),
             (constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0), w.run > 1024 and not peeled),
             (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
         )
@@ -109,12 +110,6 @@ def _bytes_loaded(problem: NormProblem) -> int:
     """Return how many bytes of a run a thread can load at a time, up to 8."""
     size = problem.dtype.itemsize
     return gcd(walk(problem).run * size, 8) if problem.aligned else size
-
-
-def _per_element(problem: NormProblem) -> bool:
-    """Return whether each element of a run has a weight of its own."""
-    p = problem.param
-    return problem.affine and p is not None and p.channel_run == 1 and p.d != 0
 
 
 def _odd_channels(problem: NormProblem) -> bool:
@@ -146,8 +141,8 @@ def share_in_l2(nbytes: int, device: Device) -> float:
     return min(constants.SHARE_OF_L2 * device.l2 / nbytes, 1.0)
 
 
-def _row_rate(problem: NormProblem) -> float:
-    """Return the rate at which one program reads a row that it keeps in registers.
+def _row_rate(problem: NormProblem, peeled: bool) -> float:
+    """Return the rate at which one program reads a row that it keeps in registers. If `peeled`, it loads whole vectors and ends.
 
     With a mean it passes over the row twice, and few programs with long rows fit on the GPU.
     """
@@ -155,6 +150,8 @@ def _row_rate(problem: NormProblem) -> float:
     if w.reps > 1:
         return 1.0
     run, (block, remainder) = w.run, block_and_remainder(w.run)
+    if peeled:
+        return constants.LONG_ROW_PEELED if run > 8192 else 1.0
     if run > 8192 and problem.dtype.itemsize == 2 and (run % 4 or not problem.aligned):
         return constants.UNALIGNED_LONG_ROW
     mean, in_two = problem.spec.centered, bool(remainder)

@@ -47,6 +47,12 @@ def parameter_axes(problem: NormProblem, w: Walk) -> int:
     return param | modulation
 
 
+def per_element(problem: NormProblem) -> bool:
+    """Return whether each element of a run has a weight of its own."""
+    p = problem.param
+    return problem.affine and p is not None and p.channel_run == 1 and p.d != 0
+
+
 def maps(problem: NormProblem, w: Walk) -> Iterator[tuple[Summed, ParamMap]]:
     """Yield ("param", map of weight and bias) and ("modulation", map of scale and shift), each if the problem has any."""
     if problem.affine:

@@ -39,7 +39,9 @@ def row_forward(
     `norm` is a Norm of device/groups.py. `block` is a RowBlock and `mode` a RowMode of row/launch.py.
     """
     pid = program(not mode.reduce, mode.wide, mode.pdl_trigger, mode.pdl_wait)
-    if mode.resident:
+    if mode.resident and mode.peel:
+        _peeled_rows(io, affine, stats, eps, inverse_n, pid, total, view, maps, norm, block, mode)
+    elif mode.resident:
         step = tl.num_programs(0) * block.i
         if block.stages > 1:  # a program takes blocks in turn, and loads the next ones while it works on one
             for first in tl.range(pid * block.i, total, step, num_stages=block.stages):
@@ -122,6 +124,64 @@ def _resident(
 
 
 @triton.jit
+def _peeled_rows(io, affine, stats, eps, inverse_n, pid, total, view, maps, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
+    """Compute the statistics and y of every num_programs-th row, from row `pid` on. Each row is read once.
+
+    A row is held as two blocks: block.j elements in whole vectors of mode.peel elements, and block.remainder elements, the ends of the
+    row before and after them, which are loaded one by one.
+
+    The number of programs is a multiple of mode.peel, unless each has one row. So all rows of a program begin equally far from a multiple
+    of mode.peel, and an element of a thread has the same place in each row. Parameters that all rows share are loaded once.
+    """
+    PEEL: tl.constexpr = mode.peel
+    SHARED: tl.constexpr = not ((norm.param_axes | norm.modulation_axes) & (AXIS_O | AXIS_S))
+    DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
+    n = view.run
+    start = (pid // view.sets).to(tl.int64) * view.x_o + (pid % view.sets).to(tl.int64) * view.x_s
+    before = (first_vector(start, PEEL) - start).to(tl.int32)
+    j = tl.arange(0, block.j)[None, :]
+    if mode.exact:
+        n_whole, inside = block.j, tl.full((1, block.j), True, tl.int1)
+    else:
+        n_whole = in_vectors(n, PEEL)
+        inside = j < n_whole
+    t = before + j
+    t_end, is_end = _ends(before, n, n_whole, block.remainder)
+    if SHARED:
+        place = Place(o=0, r=0, s=0, t=t, i_inside=True, j_inside=inside)
+        gain, term = fold_affine(1.0, affine, maps, place, norm, 0, AXIS_T)
+        place = Place(o=0, r=0, s=0, t=t_end, i_inside=True, j_inside=is_end)
+        gain_end, term_end = fold_affine(1.0, affine, maps, place, norm, 0, AXIS_T)
+    for set_ in tl.range(pid, total, tl.num_programs(0), num_stages=block.stages):
+        o, s = set_ // view.sets, set_ % view.sets
+        x_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s
+        y_at = o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+        x = load(io, first_vector(x_at, PEEL) + j, inside, "")
+        x_end = load(io, x_at + t_end, is_end, "")
+        mean = tl.sum(scaled_down(x, DTYPE), 1, keep_dims=True) + tl.sum(scaled_down(x_end, DTYPE), 1, keep_dims=True)
+        mean = mean_of(mean, n * 1.0, inverse_n, DTYPE)
+        if norm.centered:
+            x -= mean
+            if not mode.exact:
+                x = tl.where(inside, x, 0.0)
+            x_end = tl.where(is_end, x_end - mean, 0.0)
+        var = tl.sum(x * x, 1, keep_dims=True) + tl.sum(x_end * x_end, 1, keep_dims=True)
+        var = var * inverse_n  # (3) of docs/theory.md
+        rstd = inverse_deviation(var, eps, mode.tiny_eps)
+        at = set_ + tl.zeros((1, 1), tl.int32)
+        store_statistics(stats, at, mean, rstd, var, at < total)
+        if SHARED:
+            factor, factor_end = gain * rstd, gain_end * rstd
+        else:
+            place = Place(o=o, r=0, s=s, t=t, i_inside=True, j_inside=inside)
+            factor, term = fold_affine(rstd, affine, maps, place, norm, 0, AXIS_T)
+            place = Place(o=o, r=0, s=s, t=t_end, i_inside=True, j_inside=is_end)
+            factor_end, term_end = fold_affine(rstd, affine, maps, place, norm, 0, AXIS_T)
+        store(io.y_ptr, first_vector(y_at, PEEL) + j, x * factor + term, inside, norm.activation, "")
+        store(io.y_ptr, y_at + t_end, x_end * factor_end + term_end, is_end, norm.activation, "")
+
+
+@triton.jit
 def _sum_of_sets(x, mode: tl.constexpr):
     if mode.stripe:
         return tl.sum(tl.sum(x, 1, keep_dims=True), 2, keep_dims=True)
@@ -199,7 +259,7 @@ def _part(
                 place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=at < n_whole)
                 _apply(io, affine, stats, maps, first + at, y_first + at, place, mean, spread, eps, norm, mode)
             if PEEL:
-                at, is_end = _ends(first - x_at, n, PEEL)
+                at, is_end = _ends(first - x_at, n, n_whole, 2 * PEEL)
                 place = Place(o=o, r=0, s=s, t=t_start + at, i_inside=here, j_inside=is_end)
                 _apply(io, affine, stats, maps, x_at + at, y_at + at, place, mean, spread, eps, norm, mode)
         else:
@@ -219,7 +279,7 @@ def _part(
                 for r0 in range(r_start, r_end, RUNS_OF_ENDS):
                     r = r0 + tl.arange(0, RUNS_OF_ENDS)[:, None]
                     run_at, y_run_at = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
-                    at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, PEEL)
+                    at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
                     place = Place(o=o, r=r, s=s, t=t_start + at, i_inside=r < r_end, j_inside=is_end)
                     _apply(io, affine, stats, maps, run_at + at, y_run_at + at, place, mean, spread, eps, norm, mode)
 
@@ -238,7 +298,7 @@ def _moments_of_run(io, x_at, n, here, norm: tl.constexpr, block: tl.constexpr, 
         mean, m2 = update(mean, m2, k, load(io, first + (t0 + j), mask, KEEP), mask, norm.centered)
     mean, m2 = merge(mean, m2, lanes(0, n_whole, j, block.j), _divisor(n_whole, PEEL), 1, norm.centered)
     if PEEL:
-        at, is_end = _ends(first - x_at, n, PEEL)
+        at, is_end = _ends(first - x_at, n, n_whole, 2 * PEEL)
         mask, n_ends = here & is_end, 1.0 * (n - n_whole)
         x = load(io, x_at + at, mask, KEEP)
         other_mean, other_m2 = merge(x, 0.0 if norm.centered else x * x, mask.to(tl.float32), n_ends, 1, norm.centered)
@@ -270,7 +330,7 @@ def _moments_of_runs(io, x_at, view, r_start, r_end, n, norm: tl.constexpr, bloc
         end_mean, end_m2, k = tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), 0.0
         for r0 in range(r_start, r_end, RUNS_OF_ENDS):
             run_at = x_at + (r0 + i_end).to(tl.int64) * view.x_r
-            at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, PEEL)
+            at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
             mask = (r0 + i_end < r_end) & is_end
             k += 1.0
             end_mean, end_m2 = update(end_mean, end_m2, k, load(io, run_at + at, mask, KEEP), mask, norm.centered)
@@ -313,9 +373,12 @@ def first_vector(at, PEEL: tl.constexpr):
 
 
 @triton.jit
-def _ends(before, n, PEEL: tl.constexpr):
-    """Return where the ends of n elements are, and a mask of the ends that exist. `before` elements come before the first vector."""
-    end, n_whole = tl.arange(0, 2 * PEEL)[None, :], in_vectors(n, PEEL)
+def _ends(before, n, n_whole, COUNT: tl.constexpr):
+    """Return where the ends of n elements are, and a mask of the ends that exist: up to COUNT elements, before and after whole vectors.
+
+    `before` elements come before the n_whole elements in vectors.
+    """
+    end = tl.arange(0, COUNT)[None, :]
     return tl.where(end < before, end, end + n_whole), end < n - n_whole
 
 

@@ -24,7 +24,7 @@ MOST_EARLY = 32  # elements of a thread, up to which it loads parameters early
 class RowBlock(NamedTuple):
     i: int
     j: int
-    remainder: int  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
+    remainder: int  # if resident: elements of a second block, which holds the rest of a set (with peel, its ends); 0 if there is none
     stages: int  # blocks that are loaded or worked on at the same time
     run_fits: bool  # a whole run fits into one block
 
@@ -35,15 +35,20 @@ class RowMode(NamedTuple):
     apply: bool  # compute y
     wide: bool  # the program id is a 64-bit integer
     flat: bool  # a set is one run. If not resident, I then indexes sets, and otherwise the runs of one set
-    exact: bool  # if resident: a set fills its blocks
+    exact: bool  # if resident: a set fills its blocks (with peel, the first)
     early: bool  # if resident: load parameters before the statistics are known
     by_s: bool  # sets with the same s share their statistics, which are given
     int32_offsets: bool  # offsets into x and y fit in 32 bits
     tiny_eps: bool  # eps is so small that var + eps may be subnormal
     stripe: int  # if resident: the elements of a stripe of a set; 0 if there are no stripes
-    peel: int  # if not resident: elements of a vector, if loops take only whole vectors; otherwise 0
+    peel: int  # elements of a vector, if whole vectors are loaded apart from the ends of a run; otherwise 0
     pdl_trigger: bool
     pdl_wait: bool
+
+
+def in_vectors(n: int, peel: int) -> int:
+    """Return how many of n elements are in whole vectors of `peel` elements, wherever the n begin."""
+    return max(n - (peel - 1), 0) // peel * peel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +57,11 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
 
     name: ClassVar[str] = "row"
     split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
-    remainder: int = 0  # if resident: elements of a second block, which holds the rest of a set; 0 if there is none
+    remainder: int = 0  # if resident: elements of a second block, which holds the rest of a set (with peel, its ends); 0 if there is none
     stages: int = 1  # blocks that are loaded or worked on at the same time
     stripe: int = 0  # if resident: a thread has an element, or a vector, of each stripe of this many elements; 0 if there are no stripes
-    peel: int = 0  # if not resident: the elements of a vector, if loops take only whole vectors, wherever a run begins; otherwise 0
+    peel: int = 0  # the elements of a vector, if whole vectors are loaded apart from the ends of a run, wherever it begins; otherwise 0
+    max_registers: int = 0  # of a thread; 0 means no limit
     resident: bool = False  # a program keeps whole sets in registers
     reduce: bool = False
     apply: bool = False
@@ -74,7 +80,9 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
 
     @property
     def exact(self) -> bool:
-        """Whether a set fills its blocks, so that masks along J are not needed."""
+        """Whether a set fills its blocks (with `peel`, the first), so that masks along J are not needed."""
+        if self.peel:
+            return self.resident and self.block_j <= in_vectors(self.walk.run, self.peel)
         return self.resident and self.block_j + self.remainder == self.walk.reps * self.walk.run
 
     @property
@@ -136,5 +144,5 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
 
         from .kernel import row_forward
 
-        arguments, unaligned = self.arguments(problem, options), self.unaligned_warps
-        return Kernel(row_forward, arguments, self.programs, self.warps, pdl=self.pdl_wait, unaligned_warps=unaligned)
+        arguments, limits = self.arguments(problem, options), {"max_registers": self.max_registers, "unaligned_warps": self.unaligned_warps}
+        return Kernel(row_forward, arguments, self.programs, self.warps, pdl=self.pdl_wait, **limits)

@@ -27,6 +27,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch import RowLaunch
+from .schedule_peeled import peeled_launch, peels_rows
 
 # Elements for each multiprocessor, from which rows of 2049 to 6144 elements are loaded ahead, and short rows get programs of one warp.
 LEAST_AHEAD = 36000
@@ -60,6 +61,8 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
     A block has several rows of up to 1024 elements, or one or two longer rows. It has fewer rows if x has few.
     """
+    if not invariant and peels_rows(problem, device):  # where a row begins would decide in which order its elements are added
+        return (peeled_launch(problem, device),)
     w = walk(problem)
     n = w.reps * w.run
     block_i, per_thread, split, stages, most_warps, stripe = _rows(problem, device, invariant) if w.reps == 1 else _gathered(n)

@@ -1,0 +1,81 @@
+"""The launch for rows that begin between multiples of 16 bytes, which programs keep in registers. Sizes were tuned on an H200.
+
+Such a row is whole vectors of 16 bytes and, before and after them, its ends. Elements of the ends are loaded one by one. A program has a
+block of whole vectors and a block of ends. docs/measured.md has the times ("Rows of odd length in row").
+"""
+
+from __future__ import annotations
+
+from onepass.backends.gpu.launches import peel_of, power_of_two, stages_that_fit
+from onepass.backends.gpu.partials.parameters import per_element
+from onepass.backends.gpu.walk import Walk, walk
+from onepass.core.device import Device
+from onepass.core.problem import NormProblem
+
+from .launch import RowLaunch, in_vectors
+
+LONGEST_PEELED = 10240  # elements of a row
+LEAST_EACH = 6000  # elements for each multiprocessor; with fewer, the time is latency, and rows in one piece are as fast
+REGISTERS = 65536  # of a multiprocessor
+
+
+def peels_rows(problem: NormProblem, device: Device) -> bool:
+    """Return whether programs that keep rows should load whole vectors and ends.
+
+    A gelu with own parameters for each element would need too many registers.
+    """
+    w = walk(problem)
+    fits = w.reps == 1 and w.run <= LONGEST_PEELED and not (problem.scale or problem.shift)
+    heavy = "gelu" in problem.spec.activation and per_element(problem)
+    enough = w.total * w.run >= LEAST_EACH * device.sms
+    return fits and enough and not heavy and peel_of(problem, w) > 0
+
+
+def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
+    """Return the launch. Its programs take rows in turn, and load the next ones while they work on one."""
+    w = walk(problem)
+    peel = peel_of(problem, w)
+    block, ends = _blocks(w, peel)
+    warps = max(block // 1024, 1)
+    masked = block > in_vectors(w.run, peel)
+    if (masked and 1024 < block <= 4096) or (block > 1024 and 4 * ends >= block):
+        warps *= 2
+    many = _warps_at_once(problem, block, (block + ends) // (device.warp * warps))
+    # A multiple of the vector, so that all rows of a program begin equally far from a multiple of 16 bytes.
+    programs = max(many // warps * device.sms // peel, 1) * peel
+    return RowLaunch(
+        walk=w,
+        programs=min(programs, w.total),
+        warps=warps,
+        block_i=1,
+        block_j=block,
+        remainder=ends,
+        stages=stages_that_fit(problem, device, block, 3),
+        peel=peel,
+        max_registers=REGISTERS // (many * device.warp) // 8 * 8 if device.prefetches else 0,  # AMD's compiler knows no such limit
+        resident=True,
+        reduce=True,
+        apply=True,
+    )
+
+
+def _blocks(w: Walk, peel: int) -> tuple[int, int]:
+    """Return the sizes of the blocks of whole vectors and of ends: powers of two.
+
+    The first is full, and the second takes what remains, unless that is more than a quarter of a row.
+    """
+    block = power_of_two(in_vectors(w.run, peel))
+    if block > in_vectors(w.run, peel) and w.run - block // 2 <= block // 4:
+        return block // 2, max(power_of_two(w.run - block // 2), 2 * peel)
+    return block, 2 * peel
+
+
+def _warps_at_once(problem: NormProblem, block: int, per_thread: int) -> int:
+    """Return how many warps run on a multiprocessor at the same time. `per_thread` is the elements of x that a thread has.
+
+    The compiler must give each as many registers as are left then. With one more, a program less would fit, and the last programs would
+    run alone.
+    """
+    if per_thread <= 12 or (per_thread <= 24 and not problem.spec.centered):
+        return 32
+    return 12 if block == 1024 and problem.spec.centered and per_element(problem) else 16
