@@ -35,8 +35,10 @@ ROW, TILE, ROW_REREAD, TILE_REREAD, TEAM, RING, WHOLE = "row", "tile", "row_rere
 # SPEED["row"] and ROW_START as they are: planning/compiled.py compares the cost of `row` with the time of inductor.
 FACTORS = {
     **{f"SPEED.{family}": (family,) for family in (ROW, TILE, ROW_REREAD, TILE_REREAD)},
-    **dict.fromkeys(("ROW_START", "DIVISION", "GATHERED_ONE_BY_ONE", "ROW_WITHOUT_MEAN", "AT_ONCE_WITHOUT_MEAN"), (ROW,)),
-    **dict.fromkeys(("LONG_ROW", "LONG_ROW_WITHOUT_MEAN", "LONG_ROW_ACTIVATION", "LONG_ROW_IN_TWO", "UNALIGNED_LONG_ROW"), (ROW,)),
+    **dict.fromkeys(
+        ("ROW_START", "DIVISION", "UNALIGNED_LONG_ROW", "GATHERED_ONE_BY_ONE", "ROW_WITHOUT_MEAN", "AT_ONCE_WITHOUT_MEAN"), (ROW,)
+    ),
+    **dict.fromkeys(("LONG_ROW", "LONG_ROW_WITHOUT_MEAN", "LONG_ROW_ACTIVATION", "LONG_ROW_IN_TWO", "LONG_ROW_PEELED"), (ROW,)),
     **dict.fromkeys(
         ("REREAD_ACTIVATION", "REREAD_CHANNELS", "REREAD_RUNS", "REREAD_SHORT_RUNS", "REREAD_ODD_RUNS", "REREAD_PEELED"),
         (ROW_REREAD,),

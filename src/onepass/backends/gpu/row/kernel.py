@@ -233,6 +233,8 @@ def _part(
             mean, m2 = _moments_of_run(io, x_at, n, here, norm, block, mode)
         else:
             mean, m2 = _moments_of_runs(io, x_at, view, r_start, r_end, n, norm, block, mode)
+        if not norm.centered:
+            mean = 0.0  # a sum of zeros otherwise, which the compiler would move through shared memory, as a block
         if mode.apply:
             var = m2 / view.reps / view.run
             spread = inverse_deviation(var, eps, mode.tiny_eps)

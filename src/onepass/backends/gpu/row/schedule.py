@@ -22,6 +22,7 @@ from onepass.backends.gpu.launches import (
     warps_for,
 )
 from onepass.backends.gpu.partials.combine import Split, combine_launch
+from onepass.backends.gpu.partials.parameters import per_element
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -36,6 +37,7 @@ LEAST_AHEAD = 36000
 # rows of 4096 elements take 5.8 µs on an H200 instead of 7.2, and 500 rows of 2560 take 6.3 µs instead of 8.1 (2026-11-18).
 FEW_ELEMENTS, MOST_THREADS = 12000, 512
 
+FEW_LONG = 42000  # elements for each multiprocessor, up to which rows of 12288 to 16384 elements of float32 get twice as many threads
 MANY_ELEMENTS = 72000  # elements for each multiprocessor, from which rows of 1025 to 2048 elements get half as many threads
 
 LONGEST_ROW = 32768  # elements of the longest row that fits in the registers of one program
@@ -119,12 +121,16 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
     if w.run > 2048 and length <= 20480 and size == 2 and w.run % 4:  # loads of 2 or 4 bytes: many threads, which load nothing ahead
         return _Rows(1, 20 if length <= 16384 else 40)
+    if size == 4 and 12288 <= w.run <= 16384 and problem.spec.centered and (problem.addends or 0 < each <= FEW_LONG):
+        return _Rows(1, 32, split=False)
     if loads_row_at_once(problem):
         return _Rows(1, length // (256 if problem.spec.centered else 512))
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
     if stripe := _stripe(problem):
         return _Rows(max(1024 // power_of_two(w.run), 16), 8, split=False, stripe=stripe)
+    if 256 < w.run <= 512 and size == 4 and not modulated:
+        return _Rows(1, 12) if "gelu" in problem.spec.activation else _Rows(4, 16, split=False)
     if 256 < w.run <= 512 and size == 2 and w.run % 2 and not modulated:  # loads of 2 bytes: two rows, in one warp if in two blocks
         return _Rows(2, length // 16 if remainder else 16)
     if 256 < w.run <= 384 and size == 2 and not modulated:
@@ -143,6 +149,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         if remainder:
             one_warp = problem.spec.centered and many and w.run % 2 == 0
             return _Rows(power_of_two(768 // length + 1) // 2, 24) if one_warp else _Rows(16, 12)
+        if size == 2 and length == 256 and problem.spec.centered and not problem.aligned:
+            return _Rows(2, 16)
         if size == 2:
             return _Rows(2048 // length, 8) if length <= 128 else _Rows(1024 // length, 32)
         if w.run * size % VECTOR_BYTES == 0:
@@ -199,7 +207,10 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     peel = 0 if invariant else peel_of(problem, flat)
     vectors = flat.run < 1024 or flat.run * problem.dtype.itemsize % VECTOR_BYTES == 0  # whole vectors are loaded; or runs are short
     whole = _whole_set(problem, w, device, vectors)
-    if whole.peel:
+    wide = problem.dtype.itemsize == 4
+    if wide and flat.reps == 1 and problem.aligned and (whole.peel or vectors):
+        enough = 10 * w.total >= 9 * device.sms or (vectors and size <= 2**16)
+    elif whole.peel:
         enough = size <= 2**16 and w.total >= (device.sms if flat.reps > 1 else 4 * device.sms)
     elif vectors:
         enough = size <= 2**16 or w.total >= device.sms
@@ -208,7 +219,6 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     if enough and not (invariant or problem.spec.mix or problem.addends):
         return (whole,)
     # `reduce` and `apply`: programs for each multiprocessor, elements of a block, threads of a program, stages (`reduce` only).
-    wide = problem.dtype.itemsize == 4
     ahead = wide and size >= 2**22 and w.total == 1 and not invariant  # loads of 4 bytes can be made ahead, which helps one long run
     one_by_one = not (vectors or peel or ahead)
     if one_by_one and w.reps == 1 and not wide and "gelu" in problem.spec.activation:
@@ -235,8 +245,11 @@ def _whole_set(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> 
     Without `vectors`, threads load few bytes at a time, unless the ends of runs are peeled off.
     """
     peel = peel_of(problem, w)
-    if peel:  # H200, 2026-11-19: docs/measured.md, "Runs of odd length"
-        size, threads, stages = (4096, 512 if problem.dtype.itemsize == 4 else 256, 1) if w.reps > 1 else (2048, 256, 1)
+    wide = problem.dtype.itemsize == 4
+    if peel and wide:  # H200, 2026-11-19: docs/measured.md, "Runs of odd length"
+        size, threads, stages = 16384 if w.reps * w.run > 2**16 and not per_element(problem) else 4096, 512, 1
+    elif peel:
+        size, threads, stages = 4096 if w.reps > 1 else 2048, 256, 1
     elif not vectors:
         size, threads, stages = 2048, 512, 1
     elif w.reps > 1:
@@ -244,7 +257,7 @@ def _whole_set(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> 
     elif not problem.spec.centered:
         size, threads, stages = 8192, 1024, 1
     elif w.run <= 2**17:
-        size, threads, stages = 4096, 512, 1
+        size, threads, stages = 4096, 1024 if wide else 512, 1
     else:
         size, threads, stages = 2048, 256, stages_that_fit(problem, device, 2048, 3)
     return replace(row_parts(w, device, 1, size, threads, stages, reduce=True, apply=True), peel=peel)
