@@ -41,7 +41,8 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
     if (masked and 1024 < block <= 4096) or (block > 1024 and 4 * ends >= block):
         warps *= 2
     many = _warps_at_once(problem, block, (block + ends) // (device.warp * warps))
-    # A multiple of the vector, so that all rows of a program begin equally far from a multiple of 16 bytes.
+    # A multiple of the vector, so that all rows of a program begin equally far from a multiple of 16 bytes. (Row n begins at n * w.run:
+    # there are no gaps in y, and `peel_of` wants the same strides for x.)
     programs = max(many // warps * device.sms // peel, 1) * peel
     return RowLaunch(
         walk=w,
@@ -62,7 +63,7 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
 def _blocks(w: Walk, peel: int) -> tuple[int, int]:
     """Return the sizes of the blocks of whole vectors and of ends: powers of two.
 
-    The first is full, and the second takes what remains, unless that is more than a quarter of a row.
+    The first is full, and the second takes what remains, unless that is more than half of the first.
     """
     block = power_of_two(in_vectors(w.run, peel))
     if block > in_vectors(w.run, peel) and w.run - block // 2 <= block // 4:
