@@ -64,7 +64,7 @@ REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 TEAM_START, TEAM_SCALE = 13.4, 0.53  # from modelled times to costs, of teams that read their rows twice
 TEAM_REREAD_GELU = 0.57  # a factor of the rate of such a team: gelu
-TEAM_REREAD_ODD = 0.9  # another one: elements of 16 bits at an odd address
+TEAM_REREAD_ODD = 0.78  # another one: elements of 16 bits at an odd address
 TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.
