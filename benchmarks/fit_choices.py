@@ -52,7 +52,7 @@ FACTORS = {
     **dict.fromkeys(("RING_START", "RING_SCALE", "RING_SCALE_AGAIN"), (RING,)),
     **dict.fromkeys(("WHOLE_SCALE",), (WHOLE,)),
     **dict.fromkeys(("TEAM_START", "TEAM_SCALE", "MERGE_COLUMNS"), (TEAM,)),
-    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD"), (TEAM,)),
+    **dict.fromkeys(("TEAM_REREAD_GELU", "TEAM_REREAD_ODD.2", "TEAM_REREAD_ODD.4"), (TEAM,)),
     **dict.fromkeys(("COPY_RATE.2", "COPY_RATE.4"), (RING, TILE_REREAD)),
 }
 

@@ -21,7 +21,7 @@ SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y pa
 # The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1073 problems, H200, 2026-11-19.
 SPEED = {"row": 0.9, "row_reread": 1.06, "tile": 0.84, "tile_reread": 1.42, "team": 0.75}  # 1 for other families
 UNALIGNED_REREAD = {2: 0.61, 4: 0.83}  # `row_reread`: of long runs whose elements are loaded 2 or 4 bytes at a time
-LONG_ROW_PEELED = 0.8  # `row`: of more than 8192 elements, whose ends are peeled off
+LONG_ROW_PEELED = 0.9  # `row`: of more than 8192 elements, whose ends are peeled off
 UNALIGNED_LONG_ROW = 0.42  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
 NARROW_COLUMNS = 0.67  # `tile`: a block has less than 64 bytes of a row
 ROW_START = 2.0  # instead of START: `row` keeps short sets, with many loads under way, and no divisions
@@ -64,7 +64,7 @@ REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 TEAM_START, TEAM_SCALE = 13.4, 0.53  # from modelled times to costs, of teams that read their rows twice
 TEAM_REREAD_GELU = 0.57  # a factor of the rate of such a team: gelu
-TEAM_REREAD_ODD = 0.78  # another one: elements of 16 bits at an odd address
+TEAM_REREAD_ODD = {2: 0.78, 4: 0.75}  # another one: an odd address, by the size of an element
 TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from onepass.backends.gpu.launches import peel_of, power_of_two, stages_that_fit
 from onepass.backends.gpu.partials.parameters import per_element
-from onepass.backends.gpu.walk import Walk, walk
+from onepass.backends.gpu.walk import Walk, needs_division, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch import RowLaunch, in_vectors
 
-LONGEST_PEELED = 10240  # elements of a row
+LONGEST_PEELED = 9216  # elements of a row
 LEAST_EACH = 6000  # elements for each multiprocessor; with fewer, the time is latency, and rows in one piece are as fast
+LEAST_DIVIDED = 30000  # the same, if each element finds its parameters by a division
 REGISTERS = 65536  # of a multiprocessor
 
 
@@ -27,7 +28,7 @@ def peels_rows(problem: NormProblem, device: Device) -> bool:
     w = walk(problem)
     fits = w.reps == 1 and w.run <= LONGEST_PEELED and not (problem.scale or problem.shift)
     heavy = "gelu" in problem.spec.activation and per_element(problem)
-    enough = w.total * w.run >= LEAST_EACH * device.sms
+    enough = w.total * w.run >= (LEAST_DIVIDED if needs_division(problem) else LEAST_EACH) * device.sms
     return fits and enough and not heavy and peel_of(problem, w) > 0
 
 

@@ -65,7 +65,7 @@ def team_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     rate = product_of(
         (
             (constants.TEAM_REREAD_GELU, "gelu" in problem.spec.activation),
-            (constants.TEAM_REREAD_ODD, not problem.aligned and size == 2),
+            (constants.TEAM_REREAD_ODD[size], not problem.aligned),
         )
     )
     return constants.TEAM_START + constants.TEAM_SCALE * time / rate
