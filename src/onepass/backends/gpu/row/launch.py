@@ -144,5 +144,12 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
 
         from .kernel import row_forward
 
-        arguments, limits = self.arguments(problem, options), {"max_registers": self.max_registers, "unaligned_warps": self.unaligned_warps}
-        return Kernel(row_forward, arguments, self.programs, self.warps, pdl=self.pdl_wait, **limits)
+        return Kernel(
+            row_forward,
+            self.arguments(problem, options),
+            self.programs,
+            self.warps,
+            max_registers=self.max_registers,
+            pdl=self.pdl_wait,
+            unaligned_warps=self.unaligned_warps,
+        )
