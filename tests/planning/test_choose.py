@@ -311,6 +311,16 @@ def test_the_ends_of_odd_runs_are_peeled_off():
         assert not launches[0].peel  # where a run begins must not decide in which order its elements are added
 
 
+def test_rows_loaded_ahead_fit_in_shared_memory():
+    """Parameters that all rows share are not loaded ahead. Those of groups of several channels are."""
+    small = replace(H200, shared=101376, no_ring="another GPU")
+    row = _bind(norms.layer_norm(1), (4096, 5311), dtype=torch.float32)
+    group = _bind(norms.group_norm(8), (4096, 24, 45, 45), dtype=torch.float32)
+    for problem, device, stages in ((row, H200, 3), (row, small, 3), (group, small, 1)):
+        (launch,) = plan(problem, device, options=Options("row")).launches
+        assert launch.peel and launch.stages == stages
+
+
 @pytest.mark.parametrize(
     "channels, groups, side, peels", [(200, 8, 15, (8, 0)), (64, 2, 128, (0, 0)), (90, 3, 189, (8, 8)), (64, 2, 181, (0, 8))]
 )

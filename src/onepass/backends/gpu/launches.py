@@ -212,15 +212,16 @@ def block_and_remainder(n: int) -> tuple[int, int]:
     return (whole // 2, remainder) if n > 64 and remainder <= whole // 4 else (whole, 0)
 
 
-def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int) -> int:
+def stages_that_fit(problem: NormProblem, device: Device, elements: int, wanted: int, kept: bool = False) -> int:
     """Return the number of stages of a loop over blocks: `wanted`, or fewer if shared memory is too small.
 
-    The loop works on one block of `elements` elements, and loads the next ones, with their parameters, to shared memory.
-    1 means that blocks are loaded straight to registers.
+    The loop works on one block of `elements` elements, and loads the next ones, with their parameters, to shared memory. If parameters
+    are `kept`, it loads x and the residual only. 1 means that blocks are loaded straight to registers.
     """
     if not device.prefetches:
         return 1
-    operands = problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, *(problem.addends or ())
+    parameters = problem.weight, problem.bias, problem.scale, problem.shift
+    operands = problem.addends or (problem.dtype,) if kept else (problem.dtype, *parameters, *(problem.addends or ()))
     size = elements * sum(dtype.itemsize for dtype in operands if dtype)
     return max(min(wanted, 1 + device.shared // size), 1)
 

@@ -376,9 +376,9 @@ def first_vector(at, PEEL: tl.constexpr):
 
 @triton.jit
 def _ends(before, n, n_whole, COUNT: tl.constexpr):
-    """Return where the ends of n elements are, and a mask of the ends that exist: up to COUNT elements, before and after whole vectors.
+    """Return where the ends of n elements are, and a mask of the ends that exist: up to COUNT elements.
 
-    `before` elements come before the n_whole elements in vectors.
+    The ends are the `before` first elements, and those that follow the next n_whole elements.
     """
     end = tl.arange(0, COUNT)[None, :]
     return tl.where(end < before, end, end + n_whole), end < n - n_whole

@@ -35,7 +35,7 @@ class RowMode(NamedTuple):
     apply: bool  # compute y
     wide: bool  # the program id is a 64-bit integer
     flat: bool  # a set is one run. If not resident, I then indexes sets, and otherwise the runs of one set
-    exact: bool  # if resident: a set fills its blocks (with peel, the first)
+    exact: bool  # if resident: no lane of a set's blocks is empty (with peel, of its first block)
     early: bool  # if resident: load parameters before the statistics are known
     by_s: bool  # sets with the same s share their statistics, which are given
     int32_offsets: bool  # offsets into x and y fit in 32 bits
@@ -80,7 +80,7 @@ class RowLaunch(WalkLaunch, ForwardLaunch):
 
     @property
     def exact(self) -> bool:
-        """Whether a set fills its blocks (with `peel`, the first), so that masks along J are not needed."""
+        """Whether no lane of a set's blocks is empty (with `peel`, of its first block), so that masks along J are not needed."""
         if self.peel:
             return self.resident and self.block_j <= in_vectors(self.walk.run, self.peel)
         return self.resident and self.block_j + self.remainder == self.walk.reps * self.walk.run

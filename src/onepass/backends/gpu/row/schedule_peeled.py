@@ -18,6 +18,7 @@ LONGEST_PEELED = 9216  # elements of a row
 LEAST_EACH = 6000  # elements for each multiprocessor; with fewer, the time is latency, and rows in one piece are as fast
 LEAST_DIVIDED = 30000  # the same, if each element finds its parameters by a division
 REGISTERS = 65536  # of a multiprocessor
+STAGES = 3  # of the loop over rows; with two, kernels were slower than with one
 
 
 def peels_rows(problem: NormProblem, device: Device) -> bool:
@@ -42,6 +43,8 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
     if (masked and 1024 < block <= 4096) or (block > 1024 and 4 * ends >= block):
         warps *= 2
     many = _warps_at_once(problem, block, (block + ends) // (device.warp * warps))
+    held = (block + ends) * max(many // warps, 1)  # elements that a multiprocessor holds at the same time
+    ahead = stages_that_fit(problem, device, held, STAGES, kept=not needs_division(problem)) == STAGES
     # A multiple of the vector, so that all rows of a program begin equally far from a multiple of 16 bytes. (Row n begins at n * w.run:
     # there are no gaps in y, and `peel_of` wants the same strides for x.)
     programs = max(many // warps * device.sms // peel, 1) * peel
@@ -52,7 +55,7 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
         block_i=1,
         block_j=block,
         remainder=ends,
-        stages=stages_that_fit(problem, device, block, 3),
+        stages=STAGES if ahead else 1,
         peel=peel,
         max_registers=REGISTERS // (many * device.warp) // 8 * 8 if device.prefetches else 0,  # AMD's compiler knows no such limit
         resident=True,
@@ -64,7 +67,8 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
 def _blocks(w: Walk, peel: int) -> tuple[int, int]:
     """Return the sizes of the blocks of whole vectors and of ends: powers of two.
 
-    The first is full, and the second takes what remains, unless that is more than half of the first.
+    If a full first block leaves at most half as many elements for the second, they are cut there. Otherwise the first block has room for
+    all whole vectors, and the ends are fewer than two vectors.
     """
     block = power_of_two(in_vectors(w.run, peel))
     if block > in_vectors(w.run, peel) and w.run - block // 2 <= block // 4:
@@ -75,8 +79,8 @@ def _blocks(w: Walk, peel: int) -> tuple[int, int]:
 def _warps_at_once(problem: NormProblem, block: int, per_thread: int) -> int:
     """Return how many warps run on a multiprocessor at the same time. `per_thread` is the elements of x that a thread has.
 
-    The compiler must give each as many registers as are left then. With one more, a program less would fit, and the last programs would
-    run alone.
+    They share its registers, and the compiler may give no thread more than its share. With one register more, fewer programs would fit at
+    the same time, and the last ones would run alone.
     """
     if per_thread <= 12 or (per_thread <= 24 and not problem.spec.centered):
         return 32
