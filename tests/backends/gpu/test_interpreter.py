@@ -297,7 +297,7 @@ PEELED_ROWS = (
     Case("layer_norm", (70, 767), activation="silu"),
     Case("rms_norm", (10, 8999)),
     Case("instance_norm", (3, 23, 35, 35), wide=True),
-    Case("group_norm", (12, 9, 27, 27), groups=3, activation="gelu"),
+    Case("group_norm", (20, 9, 27, 27), groups=3, activation="gelu"),
 )
 
 
