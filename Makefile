@@ -15,7 +15,7 @@ demo: $(DEMO)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/backends/gpu/test_interpreter.py tests/core/test_toy_norm.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/backends/gpu/test_interpreter.py tests/core/test_toy_norm.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
