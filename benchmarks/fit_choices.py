@@ -3,7 +3,7 @@
 `benchmarks.fit` fits the models of `ring` and `whole_set` to launches of these families. The other models are simpler: bytes divided by
 a speed. Their factors (src/onepass/backends/gpu/constants.py) are right if the planner chooses the fastest family.
 
-`python -m benchmarks.fit_choices results/sweep-h200.jsonl --seeds 307,409` needs no GPU. It changes one factor after another, as long as
+`python -m benchmarks.fit_choices results/sweep-h200.jsonl --seeds 613,701` needs no GPU. It changes one factor after another, as long as
 the choices get better, and prints what it changed. Check the new factors on a seed that was not used. Constants are not changed in the
 source: copy those that you want.
 """
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.fit_choices", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("file", type=Path, help="results of benchmarks.sweep")
-    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[], help="such as 307,409 (all)")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[], help="such as 613,701 (all)")
     parser.add_argument("--device", choices=list(KNOWN_DEVICES), default="h200", help="the GPU of the sweep (h200)")
     parser.add_argument("--rounds", type=int, default=2, help="how often each factor is tried; 0 only judges the choices (2)")
     args = parser.parse_args(argv)

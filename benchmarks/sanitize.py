@@ -34,7 +34,7 @@ PROBLEMS = {
         (Case("layer_norm", (5, 10240)), FULL),
         (Case("layer_norm", (5, 12288), residual=True), BFLOAT),
         (Case("batch_norm", (8, 16, 9, 9), running=True, wide=True), BFLOAT),
-        (Case("layer_norm", (200, 4227)), BFLOAT),  # whole vectors and ends, and so on
+        (Case("layer_norm", (200, 4227)), BFLOAT),  # this one and the next two: whole vectors and ends
         (Case("rms_norm", (90, 9113)), FULL),
         (Case("group_norm", (36, 64, 27, 27), groups=16, activation="silu"), HALF),
     ],

@@ -142,7 +142,7 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if remainder and 2048 < length <= 6144 and problem.addends and problem.spec.centered:  # loads ahead would fetch the residual, too
         return _Rows(1, 32, split=False) if length <= 4096 else _Rows(1, 20)
     if many and _loads_ahead(problem, device, remainder, length):
-        return _Rows(2, 40 if length > 512 else 24, stages=3, most_warps=16)
+        return _Rows(2, 40, stages=3, most_warps=16)
     if length <= 256:
         if remainder and size == 4:
             return _Rows(8, 10)
@@ -192,7 +192,7 @@ def _loads_ahead(problem: NormProblem, device: Device, remainder: int, length: i
     These need many registers, so few of them fit on a multiprocessor. With loads ahead, 9000 rows of 2560 elements take 31 µs on an H200
     instead of 39 (2026-11-18).
     """
-    some = (256 < length <= 512 and problem.dtype.itemsize == 4) or (2048 < length <= 6144 and "gelu" not in problem.spec.activation)
+    some = 2048 < length <= 6144 and "gelu" not in problem.spec.activation
     return bool(remainder and problem.spec.centered and some and device.prefetches and not (problem.scale or problem.shift))
 
 
@@ -209,7 +209,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     whole = _whole_set(problem, w, device, vectors)
     wide = problem.dtype.itemsize == 4
     if wide and flat.reps == 1 and problem.aligned and (whole.peel or vectors):
-        enough = 10 * w.total >= 9 * device.sms or (vectors and size <= 2**16)
+        enough = 10 * w.total >= 9 * device.sms or (vectors and size <= 2**16)  # 128 sets keep 132 multiprocessors busy enough
     elif whole.peel:
         enough = size <= 2**16 and w.total >= (device.sms if flat.reps > 1 else 4 * device.sms)
     elif vectors:
