@@ -52,14 +52,15 @@ def traffic_cost(
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     w = walk(problem)
     short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= SHORT_ROW))
+    many_loads = family == "row" and short and not needs_division(problem)  # a program has all loads of a row under way
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
-        few = constants.FEW_SHORT if short and family == "row" else constants.FEW_PROGRAMS
+        few = constants.FEW_SHORT if many_loads else constants.FEW_PROGRAMS
         bandwidth *= min(few * max(launch.programs for launch in launches) / device.sms, 1.0)
     parameters, parts = (parameter_bytes(problem), sum(launch.partial_moments for launch in launches)) if forward else (0, 0)
     moved = (problem.min_bytes(direction) - parameters) * traffic + parameters  # parameters are read once
     copy = copy_cost(problem, launches) if forward else 0.0
-    start = copy + (constants.ROW_START if family == "row" and short and not needs_division(problem) else constants.START)
+    start = copy + (constants.ROW_START if many_loads else constants.START)
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
@@ -80,7 +81,8 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, launches)
-    if not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
+    singly = family == "tile_reread" and gcd(first.columns, w.columns * w.reps if w.outer > 1 else 0, 8) == 1  # rows begin anywhere
+    if singly or not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
 
