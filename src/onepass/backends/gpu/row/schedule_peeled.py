@@ -42,9 +42,13 @@ def peeled_launch(problem: NormProblem, device: Device) -> RowLaunch:
     masked = block > in_vectors(w.run, peel)
     if (masked and 1024 < block <= 4096) or (block > 1024 and 4 * ends >= block):
         warps *= 2
+    added = bool(problem.addends) and problem.spec.centered and block >= 4096
+    if added and problem.dtype.itemsize == 4:
+        warps = 16
     many = _warps_at_once(problem, block, (block + ends) // (device.warp * warps))
     held = (block + ends) * max(many // warps, 1)  # elements that a multiprocessor holds at the same time
     ahead = stages_that_fit(problem, device, held, STAGES, kept=not needs_division(problem)) == STAGES
+    ahead = ahead and not (added and problem.dtype.itemsize == 2 and block > 4096)
     # A multiple of the vector, so that all rows of a program begin equally far from a multiple of 16 bytes. (Row n begins at n * w.run:
     # there are no gaps in y, and `peel_of` wants the same strides for x.)
     programs = max(many // warps * device.sms // peel, 1) * peel
@@ -82,6 +86,8 @@ def _warps_at_once(problem: NormProblem, block: int, per_thread: int) -> int:
     They share its registers, and the compiler may give no thread more than its share. With one register more, fewer programs would fit at
     the same time, and the last ones would run alone.
     """
+    if problem.addends and block >= 4096:
+        return 16
     if per_thread <= 12 or (per_thread <= 24 and not problem.spec.centered):
         return 32
     return 12 if block == 1024 and problem.spec.centered and per_element(problem) else 16
