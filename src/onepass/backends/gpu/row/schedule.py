@@ -249,15 +249,16 @@ def _whole_set(problem: NormProblem, w: Walk, device: Device, vectors: bool) -> 
     if peel and wide:  # H200, 2026-11-19: docs/measured.md, "Runs of odd length"
         size, threads, stages = 16384 if w.reps * w.run > 2**16 and not per_element(problem) else 4096, 512, 1
     elif peel:
-        size, threads, stages = 4096 if w.reps > 1 else 2048, 256, 1
+        size, threads, stages = (4096, 256, 1) if w.reps > 1 else (2048, 256, 1) if problem.spec.centered else (4096, 512, 1)
     elif not vectors:
         size, threads, stages = 2048, 512, 1
     elif w.reps > 1:
         size, threads, stages = (16384, 512, 1) if w.reps * w.run >= 2**17 else (8192, 256, 1)
     elif not problem.spec.centered:
-        size, threads, stages = 8192, 1024, 1
+        size, threads, stages = (8192, 1024, 1) if wide or w.run > 2**15 else (4096, 512, 1)
     elif w.run <= 2**17:
-        size, threads, stages = 4096, 1024 if wide else 512, 1
+        # 512 threads are faster as long as all programs run at the same time.
+        size, threads, stages = 4096, 1024 if wide else 256 if w.total >= 3 * device.sms else 512, 1
     else:
         size, threads, stages = 2048, 256, stages_that_fit(problem, device, 2048, 3)
     return replace(row_parts(w, device, 1, size, threads, stages, reduce=True, apply=True), peel=peel)
