@@ -28,7 +28,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch import RowLaunch
-from .schedule_peeled import peeled_launch, peels_rows
+from .schedule_peeled import in_one_block, peeled_launch, peels_rows
 
 # Elements for each multiprocessor, from which rows of 2049 to 6144 elements are loaded ahead, and short rows get programs of one warp.
 LEAST_AHEAD = 36000
@@ -56,6 +56,7 @@ class _Rows(NamedTuple):
     stages: int = 1
     most_warps: int = 0  # of a multiprocessor, if stages > 1
     stripe: int = 0  # as in RowLaunch
+    unaligned_per_thread: int = 16  # elements, at an odd address
 
 
 def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[RowLaunch, ...]:
@@ -67,25 +68,26 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         return (peeled_launch(problem, device),)
     w = walk(problem)
     n = w.reps * w.run
-    block_i, per_thread, split, stages, most_warps, stripe = _rows(problem, device, invariant) if w.reps == 1 else _gathered(n)
-    block_j, remainder = block_and_remainder(n) if split else (power_of_two(n), 0)
+    rows = _rows(problem, device, invariant) if w.reps == 1 else _gathered(n)
+    block_i, per_thread, stages = rows.block_i, rows.per_thread, rows.stages
+    block_j, remainder = block_and_remainder(n) if rows.split else (power_of_two(n), 0)
     length = block_j + remainder
     if not invariant:  # few rows: fewer in a block, so that all multiprocessors have work
         block_i = min(block_i, power_of_two(ceil(w.total / (4 * device.sms))))
     programs, stages = ceil(w.total / block_i), stages_that_fit(problem, device, length * block_i, stages)
     warps = warps_for(length * block_i // per_thread, device)
     if stages > 1:
-        programs = min(programs, max(most_warps // warps, 1) * device.sms)
+        programs = min(programs, max(rows.most_warps // warps, 1) * device.sms)
     launch = RowLaunch(
         walk=w,
         programs=programs,
         warps=warps,
-        unaligned_warps=warps_for(length * block_i // 16, device),
+        unaligned_warps=warps_for(length * block_i // rows.unaligned_per_thread, device),
         block_i=block_i,
         block_j=block_j,
         remainder=remainder,
         stages=stages,
-        stripe=stripe,
+        stripe=rows.stripe,
         resident=True,
         reduce=True,
         apply=True,
@@ -119,6 +121,10 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if 0 < each <= FEW_ELEMENTS and 512 < w.run <= 8192:  # the GPU is half empty, so all time is latency: many threads
         vectors = 1 if 2 * each <= FEW_ELEMENTS else 2
         return _Rows(1, max(VECTOR_BYTES // size * vectors, power_of_two(w.run) // MOST_THREADS), split=False)
+    if not problem.aligned and size == 2 and w.run > 512 and (w.run <= 8192 or (w.run <= 16384 and problem.spec.centered)):
+        # Loads ahead of single elements are slow: 5000 rows of 6144 elements took 84 µs, and take 43 (H200, 2026-11-19).
+        per_thread = length // (32 if length <= 2048 else 128 if length <= 8192 else 256)
+        return _Rows(1, per_thread, unaligned_per_thread=per_thread)
     if w.run > 2048 and length <= 20480 and size == 2 and w.run % 4:  # loads of 2 or 4 bytes: many threads, which load nothing ahead
         return _Rows(1, 20 if length <= 16384 else 40)
     if size == 4 and 12288 <= w.run <= 16384 and problem.spec.centered and (problem.addends or 0 < each <= FEW_LONG):
@@ -127,6 +133,11 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(1, length // (256 if problem.spec.centered else 512))
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
+    if each > FEW_ELEMENTS and in_one_block(problem) and peel_of(problem, w):
+        return _Rows(1, 64 if w.run > 4096 else 32 if w.run > 1024 else 16, split=False)
+    # A little more than a power of two: stripes would be half empty. One warp has several rows.
+    if each > FEW_ELEMENTS and 64 < w.run <= 256 and 0 < 8 * remainder <= block_j and _stripe(problem):
+        return _Rows(512 // block_j, 64)
     if stripe := _stripe(problem):
         return _Rows(max(1024 // power_of_two(w.run), 16), 8, split=False, stripe=stripe)
     if 256 < w.run <= 512 and size == 4 and not modulated:
@@ -145,7 +156,8 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
         return _Rows(2, 40, stages=3, most_warps=16)
     if length <= 256:
         if remainder and size == 4:
-            return _Rows(8, 10)
+            one_warp = problem.spec.centered and each > FEW_ELEMENTS and 4 * remainder >= block_j
+            return _Rows(4, 24) if one_warp else _Rows(8, 10)
         if remainder:
             one_warp = problem.spec.centered and many and w.run % 2 == 0
             return _Rows(power_of_two(768 // length + 1) // 2, 24) if one_warp else _Rows(16, 12)
