@@ -20,32 +20,37 @@ SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y pa
 
 # The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1073 problems, H200, 2026-11-19.
 SPEED = {"row": 0.9, "row_reread": 1.06, "tile": 0.84, "tile_reread": 1.42, "team": 0.75}  # 1 for other families
-UNALIGNED_REREAD = {2: 0.61, 4: 0.83}  # `row_reread`: of long runs whose elements are loaded 2 or 4 bytes at a time
+UNALIGNED_REREAD = {2: 0.61, 4: 0.92}  # `row_reread`: of long runs whose elements are loaded 2 or 4 bytes at a time
 LONG_ROW_PEELED = 0.9  # `row`: of more than 8192 elements, whose ends are peeled off
-UNALIGNED_LONG_ROW = 0.42  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
-NARROW_COLUMNS = 0.67  # `tile`: a block has less than 64 bytes of a row
+UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
+NARROW_COLUMNS = 0.6  # `tile`: a block has less than 64 bytes of a row
 ROW_START = 2.0  # instead of START: `row` keeps short sets, with many loads under way, and no divisions
 GATHERED_ONE_BY_ONE = 0.39  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
-DIVISION = 0.29  # `row`: each element finds its parameters by a division
+DIVISION = {2: 0.31, 4: 0.55}  # `row`: each element finds its parameters by a division
+DIVISION_ODD = 0.5  # the same, at an odd address
 # `row`: rows of more than 16384 elements, if there is a mean to subtract, and without; with an activation. With a mean: in two blocks, from
 # 8193 elements.
-LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.88, 1.15, 0.55, 0.62
+LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.92, 1.15, 0.55, 0.62
+WIDE_ROW = 1.12  # `row`: rows of 4097 to 8192 elements of float32, with a mean
 AT_ONCE_WITHOUT_MEAN = 1.5  # `row`: rows without a mean that `loads_row_at_once` of launches.py names
 ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 8192 elements
 REREAD_ACTIVATION = 0.97  # `row_reread`: an activation, of 16-bit elements
 REREAD_CHANNELS = 0.35  # `row_reread`: each channel is a run of its own, and no whole vectors
+REREAD_ODD_CHANNELS = 0.7  # the same, at an odd address
 REREAD_RUNS = 0.89  # `row_reread`: sets of several runs
 REREAD_SHORT_RUNS = 0.6  # `row_reread`: besides, runs of less than 16 bytes
 REREAD_ODD_RUNS = 0.6  # `row_reread`: besides, runs of up to 1024 elements of 16 bits, at an odd address
-REREAD_PEELED = 0.73  # `row_reread`: the ends of runs are peeled off, and each element has parameters of its own
+REREAD_GELU = 0.6  # `row_reread`: gelu of long runs of 16-bit elements that are loaded one by one
+REREAD_PEELED = 0.79  # `row_reread`: the ends of runs are peeled off, and each element has parameters of its own
 REREAD_AT_ONCE = {2: 0.77, 4: 0.75}  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 TILE_BY_ROW = 0.6  # `tile_reread`: each row has parameters of its own
+WIDENED_TILE = 0.77  # `tile_reread`: several rows lie side by side in a block, with elements of 16 bits
 NARROW_TILE = 0.52  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
 
 # An x at an odd address. ODD_SPEED are further factors where x is loaded element by element.
 COPY_START = 1.5  # to copy x first
 COPY_RATE = {2: 1.4e6, 4: 1.5e6}  # bytes of x per microsecond, by the size of an element
-ODD_SPEED = {"row_reread": {2: 1.3, 4: 1.27}, "tile": {2: 0.68}, "tile_reread": {2: 0.38, 4: 0.71}}
+ODD_SPEED = {"row_reread": {2: 1.45, 4: 1.27}, "tile": {2: 0.68}, "tile_reread": {2: 0.37, 4: 0.71}}
 
 # `row_reread` and `tile_reread`.
 # The time of a read from the L2 cache, as a fraction of a read from memory; and if the same program has just read it.
@@ -63,8 +68,8 @@ STALL = 8.0  # the wait for the loads of a team's next unit of work, if the team
 REFILL = 3.0  # the same wait, if the team has one member; assumed, not measured
 TEAM_FROM_L2 = 0.35  # the time of a read from the L2 cache, as a fraction of a read from memory; assumed, not measured
 TEAM_START, TEAM_SCALE = 13.4, 0.53  # from modelled times to costs, of teams that read their rows twice
-TEAM_REREAD_GELU = 0.57  # a factor of the rate of such a team: gelu
-TEAM_REREAD_ODD = {2: 0.78, 4: 0.75}  # another one: an odd address, by the size of an element
+TEAM_REREAD_GELU = 0.7  # a factor of the rate of such a team: gelu
+TEAM_REREAD_ODD = {2: 0.74, 4: 0.8}  # another one: an odd address, by the size of an element
 TEAM_ODD = 0.8  # a factor of the rate: elements of 16 bits at an odd address
 # If a team reads its rows twice, the time for its traffic counts this many times: the many small programs of `tile_reread` hide latencies
 # better.

@@ -19,7 +19,8 @@ from .partials.parameters import parameter_axes, per_element
 from .walk import AXIS_R, TILE, needs_division, used_fraction, walk
 
 PROGRAMS_AT_ONCE = 4  # of `row_reread` on a multiprocessor, about
-SHORT_ROW = 2**15  # bytes of the longest row that counts as short: its program has all loads under way at once
+SHORT_ROW = 2**17  # bytes of the longest row that counts as short: its program has all loads under way at once
+SHORT_ODD_ROW = 2**15  # the same, at an odd address
 FULL_RATE_WIDTH = max(constants.RATES)  # bytes: the model copies chunks that are at least this wide at the full rate
 
 
@@ -50,9 +51,7 @@ def traffic_cost(
         from_l2 = constants.FROM_L2 if launches[1:] else constants.FROM_L2_AT_ONCE
         reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
-    w = walk(problem)
-    short = forward and launches[0].resident and (w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= SHORT_ROW))
-    many_loads = family == "row" and short and not needs_division(problem)  # a program has all loads of a row under way
+    many_loads = family == "row" and forward and _short(problem) and not needs_division(problem)  # all loads of a row are under way
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
     if TILE not in walks or (forward and launches[0].resident):  # few programs leave multiprocessors idle
         few = constants.FEW_SHORT if many_loads else constants.FEW_PROGRAMS
@@ -64,12 +63,18 @@ def traffic_cost(
     return start + constants.LAUNCH * sum(launch.needed for launch in launches) + constants.PART * parts + moved / bandwidth
 
 
+def _short(problem: NormProblem) -> bool:
+    """Return whether a program of `row` has all loads of a set under way at once."""
+    w = walk(problem)
+    return w.reps * w.run <= 8192 or (w.reps == 1 and w.run * problem.dtype.itemsize <= (SHORT_ROW if problem.aligned else SHORT_ODD_ROW))
+
+
 def _forward_rate(family: str, problem: NormProblem, device: Device, launches: Launches) -> float:
     """Return the rate at which the launches of a forward read x, as a fraction of the family's usual rate."""
     w, first, rate = walk(problem), launches[0], 1.0
     if first.resident:
         peeled = family == "row" and first.peel > 0
-        rate *= first.used_lanes * (constants.DIVISION if needs_division(problem) and not peeled else 1.0) * _row_rate(problem, peeled)
+        rate *= first.used_lanes * _row_rate(problem, peeled)
         narrow = family == "tile" and first.block_j * problem.dtype.itemsize < 64
         rate *= constants.NARROW_COLUMNS if narrow else 1.0
         one_by_one = family == "row" and w.reps > 1 and problem.dtype.itemsize == 2 and w.run % 4
@@ -79,10 +84,14 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= sqrt(first.columns / first.block_j / ceil(first.columns / first.block_j))  # so do few columns, but these cost less
         rate *= constants.TILE_BY_ROW if parameter_axes(problem, w) & AXIS_R else 1.0
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
+        side_by_side = first.columns > w.columns and problem.dtype.itemsize == 2 and problem.aligned
+        rate *= constants.WIDENED_TILE if side_by_side else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, launches)
     singly = family == "tile_reread" and gcd(first.columns, w.columns * w.reps if w.outer > 1 else 0, 8) == 1  # rows begin anywhere
-    if singly or not (problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and w.reps > 1)):
+    if singly or not (
+        problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and (w.reps > 1 or _short_odd_runs(problem)))
+    ):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
 
@@ -91,21 +100,31 @@ def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> fl
     """Return the rate of `row_reread`. If one launch reduces and applies, its programs wait in between."""
     w, size, activation = walk(problem), problem.dtype.itemsize, problem.spec.activation
     peeled = launches[0].peel > 0
+    short_odd = _short_odd_runs(problem)
     rate = product_of(
         (
             (constants.REREAD_ACTIVATION, activation != "" and size == 2),
-            (constants.REREAD_CHANNELS, _odd_channels(problem) and not launches[-1].peel),
+            (
+                constants.REREAD_CHANNELS if problem.aligned else constants.REREAD_ODD_CHANNELS,
+                _odd_channels(problem) and not launches[-1].peel,
+            ),
             (constants.REREAD_RUNS, w.reps > 1),
             (constants.REREAD_SHORT_RUNS, w.reps > 1 and w.run * size < 16),
             (constants.REREAD_PEELED, peeled and per_element(problem)),
-            (constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0), w.run > 1024 and not peeled),
-            (constants.REREAD_ODD_RUNS, w.reps > 1 and w.run <= 1024 and size == 2 and not problem.aligned),
+            (constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0), w.run > 1024 and not peeled and not short_odd),
+            (constants.REREAD_GELU, "gelu" in activation and w.run > 1024 and _bytes_loaded(problem) == 2 and not peeled),
+            (constants.REREAD_ODD_RUNS, short_odd),
         )
     )
     if len(launches) == 1 and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
         in_cache = share_in_l2(prod(problem.shape) * size, device) if w.run > 8192 else 0.0
         rate *= 1.0 - (1.0 - constants.REREAD_AT_ONCE[size]) * (1.0 - in_cache)
     return rate
+
+
+def _short_odd_runs(problem: NormProblem) -> bool:
+    """Return whether `row_reread` reads short runs of 16-bit elements at an odd address, one element at a time."""
+    return walk(problem, cut=True).run <= 1024 and problem.dtype.itemsize == 2 and not problem.aligned
 
 
 def _bytes_loaded(problem: NormProblem) -> int:
@@ -149,9 +168,11 @@ def _row_rate(problem: NormProblem, peeled: bool) -> float:
     With a mean it passes over the row twice, and few programs with long rows fit on the GPU.
     """
     w = walk(problem)
+    run, (block, remainder) = w.run, block_and_remainder(w.run)
+    if needs_division(problem) and not peeled:
+        return constants.DIVISION[problem.dtype.itemsize] if problem.aligned else constants.DIVISION_ODD
     if w.reps > 1:
         return 1.0
-    run, (block, remainder) = w.run, block_and_remainder(w.run)
     if peeled:
         return constants.LONG_ROW_PEELED if run > 8192 else 1.0
     if run > 8192 and problem.dtype.itemsize == 2 and (run % 4 or not problem.aligned):
@@ -163,6 +184,8 @@ def _row_rate(problem: NormProblem, peeled: bool) -> float:
         return rate * (constants.LONG_ROW * used if mean else constants.LONG_ROW_WITHOUT_MEAN)
     if loads_row_at_once(problem):
         return 1.0 if mean else constants.AT_ONCE_WITHOUT_MEAN
+    if mean and run > 4096 and problem.dtype.itemsize == 4:
+        return constants.WIDE_ROW
     if mean:
         return constants.LONG_ROW_IN_TWO if run > 8192 and in_two else 1.0
     return 1.0 if in_two else constants.ROW_WITHOUT_MEAN
