@@ -30,7 +30,7 @@ DIVISION = {2: 0.31, 4: 0.55}  # `row`: each element finds its parameters by a d
 DIVISION_ODD = 0.5  # the same, at an odd address
 # `row`: rows of more than 16384 elements, if there is a mean to subtract, and without; with an activation. With a mean: in two blocks, from
 # 8193 elements.
-LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.92, 1.15, 0.55, 0.62
+LONG_ROW, LONG_ROW_WITHOUT_MEAN, LONG_ROW_ACTIVATION, LONG_ROW_IN_TWO = 0.92, 1.3, 0.55, 0.62
 WIDE_ROW = 1.12  # `row`: rows of 4097 to 8192 elements of float32, with a mean
 AT_ONCE_WITHOUT_MEAN = 1.5  # `row`: rows without a mean that `loads_row_at_once` of launches.py names
 ROW_WITHOUT_MEAN = 1.3  # `row`: there is no mean to subtract, and a row is one block of up to 8192 elements
@@ -39,12 +39,14 @@ REREAD_CHANNELS = 0.35  # `row_reread`: each channel is a run of its own, and no
 REREAD_ODD_CHANNELS = 0.7  # the same, at an odd address
 REREAD_RUNS = 0.89  # `row_reread`: sets of several runs
 REREAD_SHORT_RUNS = 0.6  # `row_reread`: besides, runs of less than 16 bytes
-REREAD_ODD_RUNS = 0.6  # `row_reread`: besides, runs of up to 1024 elements of 16 bits, at an odd address
+REREAD_ODD_RUNS = {2: 0.6, 4: 0.75}  # `row_reread`: besides, an odd address; runs of 16-bit elements have up to 1024 of them
 REREAD_GELU = 0.6  # `row_reread`: gelu of long runs of 16-bit elements that are loaded one by one
+REREAD_GELU_RUNS = 0.85  # `row_reread`: besides several runs, gelu of 16-bit elements at a multiple of 16 bytes
 REREAD_PEELED = 0.79  # `row_reread`: the ends of runs are peeled off, and each element has parameters of its own
 REREAD_AT_ONCE = {2: 0.77, 4: 0.75}  # `row_reread` in one launch, whose programs wait between reducing and applying a set
 TILE_BY_ROW = 0.6  # `tile_reread`: each row has parameters of its own
 WIDENED_TILE = 0.77  # `tile_reread`: several rows lie side by side in a block, with elements of 16 bits
+TILE_GELU = 0.7  # `tile_reread`: gelu of 16-bit elements at a multiple of 16 bytes
 NARROW_TILE = 0.52  # `tile_reread`: rows have less than 16 bytes, so a thread cannot load 16 bytes of one
 
 # An x at an odd address. ODD_SPEED are further factors where x is loaded element by element.
@@ -124,7 +126,7 @@ RUN_PARAMETERS = 0.8e-6  # to read a byte of parameters from memory, once
 RUN_APPLY = 0.2  # for arithmetic: for each unit
 RUN_ANY_BLOCK = 0.13  # for arithmetic: for each block, whatever its size
 RUN_COMPUTE = 0.8  # for arithmetic: to reduce and apply 8192 elements
-RUN_ACTIVATION, RUN_GELU = 1.27, 2.0  # factors of RUN_COMPUTE: an activation; gelu instead
+RUN_ACTIVATION, RUN_GELU = 1.27, {2: 2.0, 4: 3.5}  # factors of RUN_COMPUTE: an activation; gelu instead, by the size of an element
 RUN_UNALIGNED = 1.5  # a factor of RUN_COMPUTE: runs begin between multiples of 16 bytes
 RUN_ONE_BY_ONE = 1.76  # another one: and each element has parameters of its own, which are loaded one by one
 RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set, and for each member

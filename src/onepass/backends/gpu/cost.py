@@ -86,6 +86,7 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.NARROW_TILE if first.columns * problem.dtype.itemsize < 16 else 1.0
         side_by_side = first.columns > w.columns and problem.dtype.itemsize == 2 and problem.aligned
         rate *= constants.WIDENED_TILE if side_by_side else 1.0
+        rate *= constants.TILE_GELU if _half_gelu(problem) else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, launches)
     singly = family == "tile_reread" and gcd(first.columns, w.columns * w.reps if w.outer > 1 else 0, 8) == 1  # rows begin anywhere
@@ -113,7 +114,8 @@ def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> fl
             (constants.REREAD_PEELED, peeled and per_element(problem)),
             (constants.UNALIGNED_REREAD.get(_bytes_loaded(problem), 1.0), w.run > 1024 and not peeled and not short_odd),
             (constants.REREAD_GELU, "gelu" in activation and w.run > 1024 and _bytes_loaded(problem) == 2 and not peeled),
-            (constants.REREAD_ODD_RUNS, short_odd),
+            (constants.REREAD_GELU_RUNS, w.reps > 1 and _half_gelu(problem)),
+            (constants.REREAD_ODD_RUNS.get(size, 1.0), short_odd or (size == 4 and w.reps > 1 and not problem.aligned)),
         )
     )
     if len(launches) == 1 and w.reps == 1:  # while the L2 cache holds x, waiting costs nothing
@@ -125,6 +127,10 @@ def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> fl
 def _short_odd_runs(problem: NormProblem) -> bool:
     """Return whether `row_reread` reads short runs of 16-bit elements at an odd address, one element at a time."""
     return walk(problem, cut=True).run <= 1024 and problem.dtype.itemsize == 2 and not problem.aligned
+
+
+def _half_gelu(problem: NormProblem) -> bool:
+    return "gelu" in problem.spec.activation and problem.dtype.itemsize == 2 and problem.aligned
 
 
 def _bytes_loaded(problem: NormProblem) -> int:

@@ -278,8 +278,10 @@ def _folded_time(problem: NormProblem, launch: RingLaunch, device: Device) -> fl
     """Return the modelled time of a folded launch: the memory limits all members together, arithmetic the busiest one."""
     rounds, blocks, elements = launch.rounds, launch.blocks, launch.block_i * launch.block_j
     own = launch.differ == "element" and problem.affine and not launch.kept  # each element loads parameters of its own
+    activation = problem.spec.activation
     factors = (
-        (constants.RUN_GELU if "gelu" in problem.spec.activation else constants.RUN_ACTIVATION, problem.spec.activation != ""),
+        (constants.RUN_GELU[problem.dtype.itemsize], "gelu" in activation),
+        (constants.RUN_ACTIVATION, activation != "" and "gelu" not in activation),
         (constants.RUN_UNALIGNED, launch.phases > 1),
         (constants.RUN_ONE_BY_ONE, launch.phases > 1 and own),
     )

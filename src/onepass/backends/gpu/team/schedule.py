@@ -77,7 +77,8 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLa
     sizes = sorted({most // teams for teams in range(1, most + 1)})
     for sets in _sets_of_blocks(problem, w):
         threads, per_thread = (RESIDENT_THREADS, 128) if device.prefetches else (THREADS, 32)  # AMD's compiler spills beyond 32
-        if sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2:  # more loads: their addresses take registers
+        more_loads = sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2  # whose addresses take registers
+        if more_loads or "gelu" in problem.spec.activation:  # gelu takes many registers, too
             per_thread //= 2
         block_j = power_of_two(sets * w.run)
         for size in sizes:
