@@ -18,7 +18,7 @@ FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its shar
 FEW_SHORT = 4.0  # the same, for short sets (8192 elements, rows of 32 KB) that one program keeps, with many loads under way
 SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
-# The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1073 problems, H200, 2026-11-19.
+# The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1145 problems, H200, 2026-11-19.
 SPEED = {"row": 0.9, "row_reread": 1.06, "tile": 0.84, "tile_reread": 1.42, "team": 0.75}  # 1 for other families
 UNALIGNED_REREAD = {2: 0.61, 4: 0.92}  # `row_reread`: of long runs whose elements are loaded 2 or 4 bytes at a time
 LONG_ROW_PEELED = 0.9  # `row`: of more than 8192 elements, whose ends are peeled off
