@@ -36,7 +36,7 @@ def peels_rows(problem: NormProblem, device: Device) -> bool:
 def in_one_block(problem: NormProblem) -> bool:
     """Return whether rows are faster in one block, without whole vectors: float32, and the elements of a row share their parameters.
 
-    InstanceNorm 12x512x81x86 takes 89 µs instead of 103 (H200, 2026-11-19).
+    6144 sets of 6966 elements take 89 µs instead of 103 (H200, 2026-11-19).
     """
     return problem.dtype.itemsize == 4 and not parameter_axes(problem, walk(problem)) & AXIS_T
 
