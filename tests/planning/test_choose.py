@@ -545,3 +545,26 @@ def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     assert chosen.family not in ("whole_set", "team") and device.no_team == "too many programs"
     with pytest.raises(CannotForce, match="too large for the registers of one team: too many programs"):
         launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))
+
+
+@pytest.mark.parametrize(
+    "problem, peeled",
+    [
+        (_bind(norms.layer_norm(1), (9001, 767)), True),
+        (_bind(norms.layer_norm(1), (9001, 767), affine=False), True),
+        (_bind(norms.layer_norm(1), (9001, 767), dtype=torch.float16), True),
+        (_bind(norms.layer_norm(1), (3001, 767), dtype=torch.float16), False),  # few elements
+        (_bind(norms.layer_norm(1), (1001, 5003), dtype=torch.float16), True),
+        (_bind(norms.instance_norm(), (64, 64, 75, 75), dtype=torch.float16), True),
+        (_bind(norms.instance_norm(), (64, 64, 75, 75)), False),  # the elements of a row share their parameters
+    ],
+)
+def test_which_rows_of_odd_length_are_peeled(problem, peeled):
+    (launch,) = plan(problem, H200, options=Options("row")).launches
+    assert bool(launch.peel) == peeled
+
+
+@pytest.mark.parametrize("length, blocks", [(65, (64, 8)), (131, (128, 8)), (139, (128, 16)), (112, (128, 0))])
+def test_rows_a_little_longer_than_a_power_of_two(length, blocks):
+    (launch,) = plan(_bind(norms.layer_norm(1), (300000, length), dtype=torch.float16), H200, options=Options("row")).launches
+    assert (launch.block_j, launch.remainder) == blocks

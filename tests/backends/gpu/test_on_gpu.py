@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import onepass
 import onepass.functional as O
+from onepass.backends.gpu.row import schedule_peeled
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce
 from onepass.verify import cases, matrix
@@ -285,7 +286,8 @@ def test_runs_whose_ends_are_peeled_off(name, length, shift, dtype):
 @pytest.mark.parametrize("length", [301, 767, 1027, 4101, 5003, 8205])
 def test_rows_whose_ends_are_peeled_off(length, shift, dtype):
     """Programs have several rows. A plan for an aligned x is replaced if x is not aligned."""
-    size = 3001 * length
+    enough = schedule_peeled.LEAST_OF_SHORT * torch.cuda.get_device_properties(0).multi_processor_count // length + 1
+    size = max(3001, enough) * length
     x = torch.empty(size + shift, device="cuda", dtype=dtype)[shift:].copy_(torch.randn(size, device="cuda") + 3).view(-1, length)
     weight, bias = (torch.randn(2, length, device="cuda") + 1).to(dtype)
     images, limit = x[: x.shape[0] // 8 * 8].view(-1, 8, length), 2**-6 if dtype == torch.bfloat16 else 2**-15
