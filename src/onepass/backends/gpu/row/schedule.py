@@ -136,7 +136,7 @@ def _rows(problem: NormProblem, device: Device, invariant: bool) -> _Rows:
     if length > 8192:  # few such blocks fit on a multiprocessor, so each program loads ahead
         return _Rows(1, 48, stages=3, most_warps=1)
     if each > FEW_ELEMENTS and in_one_block(problem) and peel_of(problem, w):
-        return _Rows(1, 64 if w.run > 4096 else 32 if w.run > 1024 else 16, split=False)
+        return _Rows(1, 64 if w.run > 4096 else 32, split=False)
     # A little more than a power of two: stripes would be half empty. One warp has several rows. Of a second block of 1 to 4 elements, most
     # threads would hold copies: 300000 rows of 131 elements would take 88 µs instead of 62 (H200, 2026-11-19).
     if each > FEW_ELEMENTS and 64 < w.run <= 256 and 0 < 8 * remainder <= block_j and _stripe(problem):
