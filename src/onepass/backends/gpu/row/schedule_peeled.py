@@ -15,12 +15,12 @@ from onepass.core.problem import NormProblem
 from .launch import RowLaunch, in_vectors
 
 LONGEST_PEELED = 9216  # elements of a row
-# The least elements for each multiprocessor. With fewer, the time is latency, and rows in one piece are as fast. With short ones it makes
-# more: 4184 rows of 325 elements of float16 take 9.3 µs on an H200 if peeled and 7.9 if not, but 8000 rows of 501 take 10.8 and 12.1
-# (2026-11-19).
+# A multiprocessor needs at least so many elements. With fewer, the time is latency, and rows in one piece are as fast.
 LEAST_EACH = 6000
-SHORT, LEAST_OF_SHORT = 2048, 20000  # a short row has at most so many elements
 LEAST_DIVIDED = 30000  # if each element finds its parameters by a division
+# Short rows need more: 4184 rows of 325 elements of float16 take 9.3 µs on an H200 if peeled, and 7.9 in one piece. 8000 rows of 501 take
+# 10.8 and 12.1 (2026-11-19).
+SHORT, LEAST_OF_SHORT = 2048, 20000  # the most elements of a short row, and the least of a multiprocessor
 REGISTERS = 65536  # of a multiprocessor
 STAGES = 3  # of the loop over rows; with two, kernels were slower than with one
 
