@@ -15,7 +15,7 @@ LAUNCH = 3.0  # for a launch
 START = 4.3  # before the first load arrives and after the last store; in the model of `whole_set`, WHOLE_LAUNCH includes it
 BANDWIDTH = 3e6  # bytes per microsecond
 FEW_PROGRAMS = 1.1  # a multiprocessor reads this many times as fast as its share of the bandwidth if others are idle
-FEW_SHORT = 4.0  # the same, for short sets (8192 elements, rows of 32 KB) that one program keeps, with many loads under way
+FEW_SHORT = 4.0  # the same, for sets whose loads are all under way at once (`many_loads` of cost.py)
 SHARE_OF_L2 = 0.32  # the fraction of the L2 cache that can hold x, because y passes through the cache too
 
 # The speeds below are factors of BANDWIDTH in a forward. They make the choices good that sweeps measured: 1145 problems, H200, 2026-11-19.
@@ -24,7 +24,7 @@ UNALIGNED_REREAD = {2: 0.61, 4: 0.92}  # `row_reread`: of long runs whose elemen
 LONG_ROW_PEELED = 0.9  # `row`: of more than 8192 elements, whose ends are peeled off
 UNALIGNED_LONG_ROW = 0.5  # `row`: of 16-bit rows of more than 8192 elements that are loaded 2 or 4 bytes at a time
 NARROW_COLUMNS = 0.6  # `tile`: a block has less than 64 bytes of a row
-ROW_START = 2.0  # instead of START: `row` keeps short sets, with many loads under way, and no divisions
+ROW_START = 2.0  # `row`: instead of START, for the sets of FEW_SHORT
 GATHERED_ONE_BY_ONE = 0.39  # `row`: gathered elements of 16 bits are loaded 2 or 4 bytes at a time
 DIVISION = {2: 0.31, 4: 0.55}  # `row`: each element finds its parameters by a division
 DIVISION_ODD = 0.5  # the same, at an odd address

@@ -89,10 +89,10 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
         rate *= constants.TILE_GELU if _half_gelu(problem) else 1.0
     if family == "row_reread":
         rate *= _reread_rate(problem, device, launches)
-    singly = family == "tile_reread" and gcd(first.columns, w.columns * w.reps if w.outer > 1 else 0, 8) == 1  # rows begin anywhere
-    if singly or not (
-        problem.aligned or first.needs_aligned_x(problem) or (family == "row_reread" and (w.reps > 1 or _short_odd_runs(problem)))
-    ):
+    in_place = not (problem.aligned or first.needs_aligned_x(problem))  # x is at an odd address, and is not copied
+    short = family == "row_reread" and (w.reps > 1 or _short_odd_runs(problem))  # these have factors of their own
+    rows_anywhere = family == "tile_reread" and gcd(first.columns, w.columns * w.reps if w.outer > 1 else 0, 8) == 1
+    if rows_anywhere or (in_place and not short):
         rate *= constants.ODD_SPEED.get(family, {}).get(problem.dtype.itemsize, 1.0)
     return rate
 

@@ -18,7 +18,7 @@ LONGEST_PEELED = 9216  # elements of a row
 # A multiprocessor needs at least so many elements. With fewer, the time is latency, and rows in one piece are as fast.
 LEAST_EACH = 6000
 LEAST_DIVIDED = 30000  # if each element finds its parameters by a division
-# Short rows need more: 4184 rows of 325 elements of float16 take 9.3 µs on an H200 if peeled, and 7.9 in one piece. 8000 rows of 501 take
+# Short rows need more: 4184 rows of 325 elements of 16 bits take 9.3 µs on an H200 if peeled, and 7.9 in one piece. 8000 rows of 501 take
 # 10.8 and 12.1 (2026-11-19).
 SHORT, LEAST_OF_SHORT = 2048, 20000  # the most elements of a short row, and the least of a multiprocessor
 REGISTERS = 65536  # of a multiprocessor
