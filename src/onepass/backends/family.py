@@ -117,7 +117,7 @@ class Family(Protocol):
         """Return the kernel launches as plain values, which tests can check and compile without a GPU."""
         return ()
 
-    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
+    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device, direction: Direction) -> str:
         """Return why the launches cannot run on this device, or "" if they can. This may compile kernels to find out."""
         return ""
 

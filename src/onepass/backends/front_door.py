@@ -65,8 +65,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """Stands for `function(first input)` in the arguments of a step."""
+    """Stands for `function(input)` in the arguments of a step."""
 
+    input: str
     function: Callable[..., Any]
 
 
@@ -161,7 +162,7 @@ def _argument(value: Any, numbers: Mapping[str, int]) -> tuple[int, Any]:
     if value is Stream:
         return 2, None
     if isinstance(value, Descriptor):
-        return 3, value.function
+        return 3, (numbers[value.input], value.function)
     if type(value) is tuple and any(isinstance(part, (At, Descriptor, tuple)) or part is Stream for part in value):
         return 4, tuple(_argument(part, numbers) for part in value)
     return 0, value

@@ -19,6 +19,7 @@ from onepass.backends.family import (
     BACKWARD,
     FORWARD,
     Backward,
+    Direction,
     Forward,
     Launches,
     PlannedLaunches,
@@ -113,17 +114,17 @@ def why_no_library() -> str:
     return ""
 
 
-def plan_launchable(problem: NormProblem, device: torch.device, options: Options) -> tuple[Plan, Device]:
-    """Return the plan of the forward, and the Device it was made for.
+def plan_launchable(problem: NormProblem, device: torch.device, options: Options, direction: Direction = FORWARD) -> tuple[Plan, Device]:
+    """Return the plan of a direction, and the Device it was made for.
 
     Some families must compile to find out whether they can run here. If one cannot, its reason is stored in the Device, and the
     planner chooses again.
     """
     described = describe(device)
     while True:
-        chosen = plan(problem, described, FORWARD, options)
+        chosen = plan(problem, described, direction, options)
         family = family_named(chosen.family)
-        reason = family.check_launchable(problem, chosen.launches, device)
+        reason = family.check_launchable(problem, chosen.launches, device, direction)
         if not reason:
             return chosen, described
         described = replace(described, **{family.disabled_by: reason})
@@ -275,7 +276,7 @@ class Launchers:
 
     @cached_property
     def backward_plan(self) -> Plan:
-        found = plan(self.problem.for_direction(BACKWARD), self._described, BACKWARD, self.options)
+        found, _ = plan_launchable(self.problem.for_direction(BACKWARD), self.device, self.options, BACKWARD)
         self._tell(found)
         return found
 

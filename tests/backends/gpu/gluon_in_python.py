@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import onepass.backends.gpu.ring.launch as ring_launch
+import onepass.backends.gpu.ring.launch_backward as ring_launch_backward
 from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.kernel import Kernel
 from onepass.backends.gpu.launch.signature import filled
@@ -105,10 +106,19 @@ def store(pointer: Pointer, value: Any, mask: Any = None, cache_modifier: str = 
 
 
 class Barrier:
-    """A barrier in shared memory that one arrival completes. Its phases, 0 and 1, take turns."""
+    """A barrier in shared memory that one arrival completes, or the copies of all bytes that it expects. Its phases, 0 and 1, take turns."""
 
     def __init__(self, changed: threading.Condition) -> None:
-        self.phase, self.changed = 0, changed
+        self.phase, self.changed, self.expected = 0, changed, 0
+
+    def expect(self, nbytes: int) -> None:
+        self.expected = nbytes
+
+    def copied(self, nbytes: int) -> None:
+        self.expected -= nbytes
+        assert self.expected >= 0, "more bytes were copied than expected"
+        if not self.expected:
+            self.arrive()
 
     def arrive(self) -> None:
         with self.changed:
@@ -243,8 +253,11 @@ def total(x: Any, axis: int | None = None, keep_dims: bool = False) -> Any:
 
 
 def inline_asm_elementwise(code: str, constraints: str, arguments: Sequence[Any], dtype: DType, is_pure: bool, pack: int) -> Any:
-    (x,) = arguments  # ring/elements.py has two such codes: SiLU, and a conversion
-    return block(torch.nn.functional.silu(x.float())) if "ex2" in code else x.to(dtype)
+    *dy, z = arguments  # ring/elements.py has three such codes: SiLU, its gradient, and a conversion
+    if dy:
+        s = torch.sigmoid(z)
+        return dy[0] * (s + s * (z - z * s))
+    return block(torch.nn.functional.silu(z.float())) if "ex2" in code else z.to(dtype)
 
 
 def _ints(*bounds: int) -> Iterator[Int]:
@@ -278,15 +291,17 @@ gl = SimpleNamespace(
     allocate_shared_memory=allocate_shared_memory, warp_specialize=warp_specialize,
 )  # fmt: skip
 mbarrier = SimpleNamespace(
-    MBarrierLayout=lambda: "barriers", init=_nothing, expect=_nothing,
+    MBarrierLayout=lambda: "barriers", init=_nothing, expect=lambda barrier, nbytes: barrier.expect(nbytes),
     wait=lambda barrier, phase: barrier.wait(phase), arrive=lambda barrier, count: barrier.arrive(),
 )  # fmt: skip
 
 
 def _async_load(matrix: Matrix, at: Sequence[int], barrier: Barrier, to: Shared) -> None:
     matrix.copy(to, *at)
-    barrier.arrive()
+    barrier.copied(to.memory.nbytes)
 
+
+_PLAIN = {"launch": ring_launch, "launch_backward": ring_launch_backward}  # modules that are not device code
 
 _STANDS_FOR = {
     "gluon": SimpleNamespace(gl=gl, jit=_same, mbarrier=mbarrier, async_load=_async_load, barrier=_nothing, fence_async_shared=_nothing),
@@ -305,7 +320,7 @@ def _module(path: Path) -> SimpleNamespace:
         if top in _STANDS_FOR:
             return tl.extra if name.endswith("extra") else _STANDS_FOR[top]
         if level == 1:
-            return ring_launch if name == "launch" else _module(path.parent / f"{name}.py")
+            return _PLAIN[name] if name in _PLAIN else _module(path.parent / f"{name}.py")
         if name.startswith("onepass.backends.gpu.device.") and not name.endswith("groups"):
             return _module(GPU / "device" / f"{name.rpartition('.')[2]}.py")
         return builtins.__import__(name, of, names, wanted, level)
@@ -316,8 +331,8 @@ def _module(path: Path) -> SimpleNamespace:
 
 
 def run(kernel: Kernel, operands: dict[str, Tensor]) -> None:
-    """Run the ring kernel on flat tensors, which are found by the names of the kernel's pointers."""
-    assert kernel.descriptor is not None
+    """Run a kernel of ring on flat tensors, which are found by the names of the kernel's pointers and descriptors."""
+    assert kernel.descriptors
 
     def prepared(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -326,8 +341,12 @@ def run(kernel: Kernel, operands: dict[str, Tensor]) -> None:
             return type(value)(*map(prepared, value))  # pyright: ignore[reportArgumentType]
         return Int(value) if type(value) is int else value
 
-    *values, norm, mode = filled(kernel.arguments, operands, kernel.function.arg_names)
-    values = [Matrix(value, operands["x"]) if isinstance(value, Descriptor) else prepared(value) for value in values]
-    function, errors = _module(GPU / "ring" / "kernel.py").ring_forward, list[BaseException]()
+    named = zip(kernel.function.arg_names, filled(kernel.arguments, operands, kernel.function.arg_names))
+    *values, norm, mode = [
+        Matrix(value, operands[name.removesuffix("_desc")]) if isinstance(value, Descriptor) else value for name, value in named
+    ]
+    values = [value if isinstance(value, Matrix) else prepared(value) for value in values]
+    code, errors = kernel.function.fn.__code__, list[BaseException]()
+    function = getattr(_module(Path(code.co_filename)), code.co_name)
     programs = [functools.partial(function, *values, norm, mode) for _ in range(kernel.programs)]
     _join([_in_thread(run, errors, number, threading.Condition()) for number, run in enumerate(programs)], errors)

@@ -57,7 +57,7 @@ PROBLEMS = [
 EVERY_PROBLEM = pytest.mark.parametrize("case, dtype", PROBLEMS, ids=lambda value: value.name if isinstance(value, Case) else str(value))
 
 
-def _flat(t):
+def flat(t):
     return t.detach().as_strided((1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride())),), (1,))
 
 
@@ -67,7 +67,7 @@ def _check(case, dtype, launch, problem):
     (kernel,) = forward.kernels(problem, (launch,))
     sets = prod(problem.stat_shape)
     given = {"x": operands.x, "weight": operands.weight, "bias": operands.bias, "scale": operands.scale, "shift": operands.shift}
-    memory = {name: _flat(t.contiguous() if name != "x" else t) for name, t in given.items() if t is not None}
+    memory = {name: flat(t.contiguous() if name != "x" else t) for name, t in given.items() if t is not None}
     memory |= {name: torch.full((n,), torch.nan) for name, n in (("mean", sets), ("rstd", sets), ("parts", launch.partial_moments))}
     memory |= {"y": torch.full((operands.x.numel(),), torch.nan, dtype=dtype), "counters": torch.zeros(launch.counters, dtype=torch.int32)}
     gluon_in_python.run(kernel, memory)

@@ -39,7 +39,7 @@ class C(Family):
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
         return torch_cost(0.5, problem, device, direction)
 
-    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
+    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device, direction: Direction) -> str:
         """Compile and load the C library. Return "", or the reason if that fails.
 
         With ONEPASS_CPU=c, raise the reason instead.

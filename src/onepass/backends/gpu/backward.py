@@ -17,6 +17,7 @@ from onepass.backends.family import Backward, Launches
 from onepass.backends.gpu.launch.chain import Chain, pack
 from onepass.backends.gpu.launch.chain import Step as ChainStep
 from onepass.backends.gpu.launch.kernel import Kernel, dense
+from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS, BackwardLaunch, BackwardOptions, needs_set_sums
 from onepass.backends.gpu.partials.parameters import maps
@@ -28,8 +29,11 @@ from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
 
 from .arguments import statistic
+from .forward import counters_for, why_not_launchable
 
 SET_SUMS = NAMES["sets"]  # c1 and c2
+
+ALL = Needs(*[True] * len(Needs._fields))
 
 MIXED = {name: f"mixed {name}" for name in SET_SUMS}  # the sums after a mix
 
@@ -73,6 +77,21 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
     return [(step, step.kernel(problem, options)) for step, options in kept]
 
 
+def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
+    """Return why programs that wait for each other cannot run here, or why a kernel in Gluon cannot be compiled here, or "".
+
+    The kernels of all gradients are compiled to find out.
+    """
+    if not launches[0].experimental:
+        return ""
+    return why_not_launchable([kernel for _, kernel in kernels(problem, launches, ALL)], True, device)
+
+
+def aligned(launches: Launches, t: Tensor) -> Tensor:
+    """Return t, or a copy at a multiple of 16 bytes if the launches copy it by descriptor."""
+    return t.clone() if launches[0].experimental and t.data_ptr() % ALIGNMENT else t
+
+
 def _possible(problem: NormProblem, needs: Needs) -> Needs:
     """`needs`, without the operands that the problem does not have."""
     there = (problem.dtype, problem.weight, problem.bias, problem.scale, problem.shift, problem.spec.mix, problem.spec.mix)
@@ -94,7 +113,9 @@ def steps_of(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool)
     sizes = {_cells(name): step.cells for step, name in summed}
     if any(isinstance(step, BackwardLaunch) and step.reduce != step.apply for step, _ in made):
         sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
-    steps = [ChainStep(kernel, [_operand(step, name, sizes) for name in kernel.pointers]) for step, kernel in made]
+    if parts := sum(step.partial_sums for step, _ in made if isinstance(step, BackwardLaunch)):
+        sizes["parts"] = parts
+    steps = [ChainStep(kernel, [*kernel.descriptors, *(_operand(step, name, sizes) for name in kernel.pointers)]) for step, kernel in made]
     applies = [isinstance(step, BackwardLaunch) and step.apply for step, _ in made]
     gradients = [f"d{name}" for name in ("x", *PARAMETERS) if getattr(needs, name)]
     return _Steps(steps, sizes, gradients, applies.index(True) if True in applies else len(made))
@@ -138,12 +159,12 @@ class _Run:
     """
 
     def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
-        self.problem, self.needs, self.constant = problem, _possible(problem, needs), has_sets_of_one(problem)
+        self.problem, self.launches, self.needs, self.constant = problem, launches, _possible(problem, needs), has_sets_of_one(problem)
         steps, workspace, gradients, apply_at = steps_of(problem, launches, needs, dsum)
         mean = ["mean"] * (problem.spec.centered and not problem.from_y)
         inputs = ["x", "dy", *["dsum"] * dsum, *(name for name in PARAMETERS if getattr(problem, name)), *mean, "rstd"]
         if not problem.spec.mix:
-            self.chain = Chain(steps, inputs, gradients, workspace)
+            self.chain = Chain(steps, inputs, [*gradients, *["counters"] * bool(launches[0].counters)], workspace)
             return
         parts, self.size = pack("workspace", workspace)
         self.chain = Chain(steps[:apply_at], inputs, [*gradients, "workspace"], parts=parts)
@@ -164,13 +185,14 @@ class _Run:
             rstd = torch.zeros_like(rstd)
         x = laid_out(x, problem.y_stride) if problem.copied else x
         dy, dsum = laid_out(dy, problem.y_stride), None if dsum is None else laid_out(dsum, problem.y_stride)
+        x, dy = aligned(self.launches, x), aligned(self.launches, dy)
         params = [dense(t) for t in (weight, bias, scale, shift)]
         inputs = [t for t in (x, dy, dsum, *params, None if problem.from_y else mean, rstd) if t is not None]
         grads = self._gradients(params)
         outputs = [t for t in grads if t is not None]
         if mixed is not None:
             return Gradients(*grads, *self._through_mix(device, inputs, outputs, mixed, rstd))
-        self.chain.launch(device, inputs, outputs)
+        self.chain.launch(device, inputs, [*outputs, *counters_for(self.launches, device)])
         return Gradients(*grads)
 
     def _gradients(self, params: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -24,10 +24,10 @@ class GpuFamily(Family):
     checks_memory = True
     disabled_by = "no_team"
 
-    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device) -> str:
-        from . import forward
+    def check_launchable(self, problem: NormProblem, launches: Launches, device: torch.device, direction: Direction) -> str:
+        from . import backward, forward
 
-        return forward.check_launchable(problem, launches, device)
+        return (backward if direction == BACKWARD else forward).check_launchable(problem, launches, device)
 
     def forward(self, problem: NormProblem, launches: Launches, statistics: bool) -> Forward:
         from . import forward
@@ -91,13 +91,16 @@ class TrafficFamily(GpuFamily):
 
 
 class SharingFamily(GpuFamily):
-    """A family whose programs may share a set and exchange its moments. It has a forward, but no backward."""
+    """A family whose programs may share a set, and exchange its moments or, in a backward, its sums."""
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        if direction == BACKWARD:
-            return ["its backward is not built yet"]
-        return why_no_single_read(problem, device) or self.cannot_share(problem, device)
+        cannot_share = self.cannot_share_backward if direction == BACKWARD else self.cannot_share
+        return why_no_single_read(problem, device) or cannot_share(problem, device)
 
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         """Return the reasons why programs cannot share the sets of this problem; an empty list if they can."""
         ...
+
+    def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
+        """Return the same for the backward."""
+        return ["its backward is not built yet"]

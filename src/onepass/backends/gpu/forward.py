@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from onepass.backends.family import Forward, Launches, PlannedLaunches
-from onepass.backends.gpu.launch.chain import DESCRIPTOR, Chain, Part, Step
+from onepass.backends.gpu.launch.chain import Chain, Part, Step
 from onepass.backends.gpu.launch.counters import Counters
 from onepass.backends.gpu.launch.kernel import Kernel, dense
 from onepass.backends.gpu.launch.occupancy import NotResident
@@ -98,15 +98,21 @@ def check_launchable(problem: NormProblem, launches: Launches, device: torch.dev
 
     The kernels are compiled to find out.
     """
+    experimental = launches[0].experimental
+    checked = [kernel for kernel in kernels(problem, launches, statistics=False) if kernel.cooperative or experimental]
+    return why_not_launchable(checked, experimental, device)
+
+
+def why_not_launchable(made: Sequence[Kernel], experimental: bool, device: torch.device) -> str:
+    """Compile these kernels. Return why they cannot run, or ""."""
     try:
-        for launch, kernel in zip(launches, kernels(problem, launches, statistics=False)):
-            if (kernel.cooperative or launch.experimental) and not INTERPRETED:
-                with torch.cuda.device(device):
-                    kernel.load(current_device())
+        for kernel in [] if INTERPRETED else made:
+            with torch.cuda.device(device):
+                kernel.load(current_device())
     except NotResident as reason:
         return str(reason)
     except (ImportError, AttributeError, TritonError) as reason:
-        if not launches[0].experimental:
+        if not experimental:
             raise
         return f"this version of Triton has an unknown version of Gluon: {reason}"
     return ""
@@ -194,11 +200,11 @@ def chain_of(
     steps = []
     for launch, kernel in zip(launches, made):
         names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
-        steps.append(Step(kernel, [*[DESCRIPTOR] * bool(kernel.descriptor), *names]))
+        steps.append(Step(kernel, [*kernel.descriptors, *names]))
     outputs = *outputs, *["counters"] * bool(launches[0].counters), *["sum"] * residual
     sizes = {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")} | {"parts": launches[0].partial_moments}
-    used, known = dict.fromkeys(name for step in steps for name in step.operands), {DESCRIPTOR, *inputs, *outputs, *(parts or {})}
-    return Chain(steps, inputs, outputs, {name: sizes[name] for name in used if name not in known}, parts)
+    used, known = dict.fromkeys(name for step in steps for name in step.operands), {*inputs, *outputs, *(parts or {})}
+    return Chain(steps, inputs, outputs, {name: sizes[name] for name in used if name in sizes and name not in known}, parts)
 
 
 def parameters(problem: NormProblem) -> list[str]:

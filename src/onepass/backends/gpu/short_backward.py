@@ -24,7 +24,8 @@ from onepass.core.operands import Needs
 from onepass.core.problem import NormProblem
 from onepass.core.statistics import packed_stride
 
-from .backward import has_sets_of_one, steps_of
+from .backward import aligned, has_sets_of_one, steps_of
+from .forward import counters_for, counters_of
 
 Run = Callable[..., tuple[Tensor | None, ...]]
 # The arguments of a Run. Without extras it has the first five.
@@ -71,7 +72,8 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
     count, second = prod(problem.stat_shape), packed_stride(problem)[0]
     parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
     present = [name for name in PARAMETERS if getattr(problem, name)]
-    chain = Chain(steps, ["x", "dy", "statistics", *["dsum"] * dsum, *present], gradients, workspace, parts)
+    outputs_of = [*gradients, *["counters"] * bool(launches[0].counters)]
+    chain = Chain(steps, ["x", "dy", "statistics", *["dsum"] * dsum, *present], outputs_of, workspace, parts)
     outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
     outputs |= {f"d{name}": New(tuple(t.shape), dense(t).stride(), t.dtype) for name, t in zip(PARAMETERS, params) if t is not None}
     outputs = {name: outputs[name] for name in gradients}
@@ -86,8 +88,10 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
                 return careful(*tensors)
         made = {name: allocate(*new) for name, new in outputs.items()}
         inputs = [dense(given[name]) if name in PARAMETERS else given[name] for name in chain.inputs]
-        chain.launch(device, inputs, list(made.values()))  # pyright: ignore[reportArgumentType]
+        inputs[:2] = [aligned(launches, t) for t in inputs[:2]]  # pyright: ignore[reportArgumentType]
+        chain.launch(device, inputs, [*made.values(), *counters_for(launches, device)])  # pyright: ignore[reportArgumentType]
         return tuple(made.get(name) for name in returned)
 
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        return prepared(chain, arguments, outputs, [name if name in gradients else None for name in returned], careful)
+        found = [name if name in gradients else None for name in returned]
+        return prepared(chain, arguments, outputs, found, careful, counters=counters_of(launches))

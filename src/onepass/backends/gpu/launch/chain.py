@@ -21,11 +21,11 @@ USER_NAMES = {"x": "input", "mean": "running_mean", "var": "running_var"}
 
 NONE: frozenset[str] = frozenset()
 
-DESCRIPTOR = "descriptor"  # the name under which a kernel gets the descriptor of the first input
+DESCRIPTOR = "_desc"  # the descriptor of an input has the name of that input, and this at the end
 
 
 class Step(NamedTuple):
-    """A kernel, and for each of its pointers the name of the tensor that it gets."""
+    """A kernel, and for each of its descriptors and pointers the name of what it gets."""
 
     kernel: Kernel
     operands: Sequence[str]
@@ -66,8 +66,9 @@ class Chain:
         own, self.workspace_size = pack("workspace", workspace or {})
         self.steps, self.inputs, self.parts = steps, tuple(inputs), {**(parts or {}), **own}
         self._names = *inputs, *outputs, *["workspace"] * bool(self.workspace_size)
-        self.descriptor = next((step.kernel.descriptor for step in steps if step.kernel.descriptor), None)
-        places = {name: at for at, name in enumerate((*self._names, *self.parts, *[DESCRIPTOR] * bool(self.descriptor)))}
+        self.descriptors = {name: one for step in steps for name, one in step.kernel.descriptors.items()}
+        self._described = [(one, self.inputs.index(name.removesuffix(DESCRIPTOR))) for name, one in self.descriptors.items()]
+        places = {name: at for at, name in enumerate((*self._names, *self.parts, *self.descriptors))}
         self._offsets = [(places[part.tensor], 4 * part.start) for part in self.parts.values()]
         self._picks = [_pick([places[name] for name in step.operands]) for step in steps]
         self._loaded: dict[tuple[int, frozenset[str]], list[tuple[Any, ...]]] = {}  # by device and operands at odd addresses: the kernels
@@ -100,16 +101,11 @@ class Chain:
             addresses.append(at)
         for place, offset in self._offsets:
             addresses.append(addresses[place] + offset)
-        if self.descriptor:
-            addresses.append(self.descriptor_of(inputs[0]))
+        for descriptor, at in self._described:
+            addresses.append(descriptor.of(inputs[at]))
         stream, odd = current_raw_stream(device), self._odd(addresses) if low % ALIGNMENT else NONE
         for run, programs, function, metadata, pick, numbers in self._loaded.get((device, odd)) or self._load(device, odd):
             run(programs, 1, 1, stream, function, metadata, None, None, None, *pick(addresses), *numbers)
-
-    def descriptor_of(self, x: Tensor) -> Any:
-        """Return the descriptor of the first input, for kernels that take one."""
-        assert self.descriptor is not None
-        return self.descriptor.of(x)
 
     def _odd(self, addresses: Sequence[Any]) -> frozenset[str]:
         """Return the names of the operands at odd addresses: in a backward all, because no others were measured."""
@@ -119,7 +115,7 @@ class Chain:
         """Compile the kernels for these operands at odd addresses, and return what a launch of each needs."""
         loaded = []
         for (kernel, operands), pick in zip(self.steps, self._picks):
-            named = zip(kernel.pointers, [name for name in operands if name != DESCRIPTOR])
+            named = zip(kernel.pointers, operands[len(kernel.descriptors) :])
             run, function, metadata = kernel.load(device, [pointer for pointer, name in named if name in odd])
             loaded.append((run, kernel.programs, function, metadata, pick, kernel.numbers))
         self._loaded[device, odd] = loaded

@@ -24,7 +24,8 @@ class Kernel:
     """A Triton function with its arguments, on `programs` programs of `warps` warps.
 
     If the address of x is no multiple of 16 bytes, a program has `unaligned_warps` warps, if that is more. `pointers` has
-    the dtype of each operand that the kernel reads or writes, in the order in which a launch passes them.
+    the dtype of each operand that the kernel reads or writes, in the order in which a launch passes them. Before them it passes the
+    `descriptors`.
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Kernel:
         unaligned_warps: int = 0,
     ) -> None:
         self.function, self.arguments, self.programs, self.cooperative = function, arguments, programs, cooperative
-        self.descriptor = next((value for value in arguments if isinstance(value, Descriptor)), None)
+        named = zip(function.arg_names, arguments)
+        self.descriptors = {name: value for name, value in named if isinstance(value, Descriptor)}
         self._signature = signature_of(function.arg_names, arguments)
-        passed = [leaf.startswith("*") for leaf in runtime_types(tuple(kind for _, kind in self._signature.types))][bool(self.descriptor) :]
+        passed = [leaf.startswith("*") for leaf in runtime_types(tuple(kind for _, kind in self._signature.types))][len(self.descriptors) :]
         if passed != sorted(passed, reverse=True):
             raise TypeError(f"{function.__name__} takes a pointer after a number, but a launch passes all pointers first")
         self._warps = warps, max(warps, unaligned_warps)

@@ -98,8 +98,8 @@ def prepared(
 
 def _at(chain: Chain, name: str) -> At | Descriptor:
     """Return what stands for the address of an operand in a launcher in C++."""
-    if name == DESCRIPTOR:
-        return Descriptor(chain.descriptor_of)
+    if name in chain.descriptors:
+        return Descriptor(name.removesuffix(DESCRIPTOR), chain.descriptors[name].of)
     part = chain.parts.get(name)
     return At(name) if part is None else At(part.tensor, 4 * part.start)
 
@@ -115,7 +115,6 @@ class _Written:
             "fills_memory": fills_memory,
             "filled": on_current_gpu,
             "unfilled": on_current_gpu_unfilled(),
-            "descriptor_of": chain.descriptor_of,
         }
 
     def inputs(self, layouts: Mapping[str, Layout]) -> Iterator[str]:
@@ -142,8 +141,8 @@ class _Written:
 
     def launches(self) -> Iterator[str]:
         """Yield the lines that launch the kernels."""
-        if self.chain.descriptor:
-            yield f"{DESCRIPTOR}_at = descriptor_of({self.chain.inputs[0]})"
+        for name, descriptor in self.chain.descriptors.items():
+            yield f"{name}_at = {self.code(descriptor.of)}({name.removesuffix(DESCRIPTOR)})"
         for kernel, operands in self.chain.steps:
             launch, arguments = launcher_of(kernel, self.device, [self.address(name) for name in operands])
             yield f"{self.code(launch)}({', '.join(map(self.code, arguments))})"

@@ -64,6 +64,26 @@ class BackwardLaunch(ChainedLaunch):
         return self.reduce + self.apply - self.resident
 
     @property
+    def cooperative(self) -> bool:
+        """Whether programs wait for each other, so that all of them must run at the same time."""
+        return False
+
+    @property
+    def experimental(self) -> bool:
+        """Whether the kernel uses Gluon, which is experimental: another version of Triton may not compile it."""
+        return False
+
+    @property
+    def partial_sums(self) -> int:
+        """How many float32 numbers (sums over sets) programs store for each other."""
+        return 0
+
+    @property
+    def counters(self) -> int:
+        """How many int32 counters the programs need to wait for each other."""
+        return 0
+
+    @property
     def what(self) -> str:
         words = " and ".join(word for word, does in (("reduce", self.reduce), ("apply", self.apply)) if does)
         return words if self.segments is None else f"{words} across sets"

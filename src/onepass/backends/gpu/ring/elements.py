@@ -3,7 +3,7 @@
 While memory delivers an element, a multiprocessor has time for only about thirty instructions.
 """
 
-from onepass.backends.gpu.device.activations import activate
+from onepass.backends.gpu.device.activations import activate, activate_back
 
 from .gluon import gl, jit
 
@@ -15,6 +15,19 @@ SILU = gl.constexpr("""{
     add.ftz.f32 t, t, 0f3F800000;
     rcp.approx.ftz.f32 t, t;
     mul.ftz.f32 $0, $1, t;
+}""")
+
+# dy·(s + s·(z - z·s)) with s = 1/(1 + exp(-z)), the gradient of SiLU
+SILU_BACK = gl.constexpr("""{
+    .reg .f32 s, t;
+    mul.ftz.f32 s, $2, 0fBFB8AA3B;
+    ex2.approx.ftz.f32 s, s;
+    add.ftz.f32 s, s, 0f3F800000;
+    rcp.approx.ftz.f32 s, s;
+    neg.f32 t, s;
+    fma.rn.f32 t, t, $2, $2;
+    fma.rn.f32 s, s, t, s;
+    mul.f32 $0, $1, s;
 }""")
 
 # Two bfloat16 in one register to two float32. The compiler first takes the register apart, which doubles the instructions.
@@ -45,6 +58,27 @@ def activated(z, ACTIVATION: gl.constexpr):
     else:
         z = activate(z, ACTIVATION)
     return z
+
+
+@jit
+def slopes(x, dy, mean, rstd, gain, term, norm, mode: gl.constexpr):
+    """Return x_hat, and dz, the gradient of z = x_hat·gain + term. (4), (32)
+
+    With mode.from_y, x holds y: where the gain is 0, y says nothing about x_hat.
+    """
+    if mode.from_y:
+        x_hat = gl.where(gain == 0.0, float("nan"), (x - term) / gain)
+    elif norm.centered:
+        x_hat = (x - mean) * rstd
+    else:
+        x_hat = x * rstd
+    dz = dy
+    if norm.activation == "silu":
+        z = x_hat * gain + term
+        dz = gl.inline_asm_elementwise(SILU_BACK, "=f,f,f", [dy, z], dtype=gl.float32, is_pure=True, pack=1)
+    elif norm.activation != "":
+        dz = activate_back(dy, x_hat * gain + term, norm.activation)
+    return x_hat, dz
 
 
 @jit

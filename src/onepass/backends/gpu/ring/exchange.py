@@ -37,7 +37,7 @@ def publish(moments, exchange, work, view, split, norm: gl.constexpr, mode: gl.c
         for unit in range(work.team, work.units, split.teams):
             mean, m2 = _of_sets(moments, at, unit, set_, work, view, split, norm, mode, WARPS)
             at += mode.messages
-            part = _part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
+            part = part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
             late(mode.stress, "publish parts", WARPS)
             gl.store(part, mean)
             gl.store(part + mode.sets * split.members, m2)
@@ -78,7 +78,7 @@ def _of_sets(moments, at, unit, set_, work, view, split, norm: gl.constexpr, mod
             if mode.tiles == 1:
                 mean, m2 = gl.convert_layout(tile_mean, SET), gl.convert_layout(tile_m2, SET)
             else:
-                more = _overlap(set_, view.run, start, end) * rows
+                more = overlap(set_, view.run, start, end) * rows
                 place = gl.minimum(gl.maximum(set_ - first, 0), mode.sets_per_block - 1)
                 more_m2 = gl.where(more > 0, gl.gather(tile_m2, place, 0), 0.0)
                 mean, m2, n = join(mean, m2, n, gl.gather(tile_mean, place, 0), more_m2, more, norm.centered)
@@ -96,12 +96,12 @@ def _merge_columns(
     """
     column = start + gl.arange(0, column_mean.shape[0], gl.SliceLayout(0, TABLE))
     here = start // run + gl.arange(0, mode.sets_per_block, gl.SliceLayout(1, TABLE))
-    mine = gl.expand_dims(gl.where(column < end, _set_of(column, run), -1), 0) == gl.expand_dims(here, 1)
+    mine = gl.expand_dims(gl.where(column < end, set_of(column, run), -1), 0) == gl.expand_dims(here, 1)
     m2 = gl.expand_dims(column_m2.load(gl.SliceLayout(0, TABLE)), 0)
     mean = gl.zeros([mode.sets_per_block], gl.float32, gl.SliceLayout(1, TABLE))
     if norm.centered:
         each = gl.expand_dims(column_mean.load(gl.SliceLayout(0, TABLE)), 0)
-        mean = gl.sum(gl.where(mine, each * DOWN, 0.0), 1) / gl.maximum(_overlap(here, run, start, end), 1.0) * UP
+        mean = gl.sum(gl.where(mine, each * DOWN, 0.0), 1) / gl.maximum(overlap(here, run, start, end), 1.0) * UP
         delta = each - gl.expand_dims(mean, 1)
         m2 = m2 + delta * delta * rows
     return mean, gl.sum(gl.where(mine, m2, 0.0), 1)
@@ -137,7 +137,7 @@ def combine(
         if not (mode.folded or mode.by_row):  # otherwise gain and term differ from row to row
             for tile in range(mode.lines):  # they do not need the statistics
                 column = span * split.span + tile * BLOCK_J + j
-                of = _set_of(column, view.run)
+                of = set_of(column, view.run)
                 place = Place(o=o, r=0, s=of, t=column - of * view.run, i_inside=None, j_inside=column < split.columns)
                 gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
                 lines.buffer.index(line_at + tile * 4 + 2).store(gl.zeros([BLOCK_J], gl.float32, COLUMN) + gain)
@@ -163,7 +163,7 @@ def combine(
             lines.buffer.index(line_at + 1).store(gl.convert_layout(gl.reshape(rstd, [SETS]), COLUMN))
         else:
             for tile in range(1 if mode.single else mode.tiles):
-                set_of_column = gl.minimum(_set_of(tile * BLOCK_J + j, view.run), SETS - 1)
+                set_of_column = gl.minimum(set_of(tile * BLOCK_J + j, view.run), SETS - 1)
                 lines.buffer.index(line_at + tile * 4).store(gl.gather(gl.reshape(mean, [SETS]), set_of_column, 0))
                 lines.buffer.index(line_at + tile * 4 + 1).store(gl.gather(gl.reshape(rstd, [SETS]), set_of_column, 0))
         release_to_readers(lines, turn % 2)
@@ -221,19 +221,19 @@ def _of_members(parts_ptr, unit, set_, count, n, phase, view, split, norm: gl.co
     """
     STEP: gl.constexpr = mode.sets if mode.by_column else 1  # from one member's mean of a set to the next one's
     part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
-    at = _part_of(parts_ptr, unit, set_, part, split.members, mode)
-    mean, m2 = _load_parts(at, part < split.members, mode.sets * split.members)
+    at = part_of(parts_ptr, unit, set_, part, split.members, mode)
+    mean, m2 = load_parts(at, part < split.members, mode.sets * split.members)
     if mode.phases > 1:
         n = elements_of(part, split.members, phase, view, mode)
     for first in range(mode.parts, split.members, mode.parts):
-        more_mean, more_m2 = _load_parts(at + first * STEP, first + part < split.members, mode.sets * split.members)
+        more_mean, more_m2 = load_parts(at + first * STEP, first + part < split.members, mode.sets * split.members)
         more = elements_of(first + part, split.members, phase, view, mode)
         mean, m2, n = join(mean, m2, n, more_mean, more_m2, more, norm.centered)
     return merge(mean, m2, n, count, 1, norm.centered)
 
 
 @jit
-def _part_of(parts_ptr, unit, set_, member, members, mode: gl.constexpr):
+def part_of(parts_ptr, unit, set_, member, members, mode: gl.constexpr):
     """Return the address of a member's mean of a set. The M2 lies mode.sets * members elements further on.
 
     Neighbouring threads of `combine` have neighbouring members; if each column is a set, neighbouring sets.
@@ -247,7 +247,7 @@ def _part_of(parts_ptr, unit, set_, member, members, mode: gl.constexpr):
 
 
 @jit
-def _load_parts(at, there, m2_offset):
+def load_parts(at, there, m2_offset):
     """Load the moments that members have stored. Return mean and M2.
 
     `.cg` skips the first-level cache, which does not see the stores of other multiprocessors.
@@ -257,12 +257,12 @@ def _load_parts(at, there, m2_offset):
 
 
 @jit
-def _set_of(column, run):
+def set_of(column, run):
     """Return column // run, in three instructions instead of twenty. The result is exact for columns below 2²⁰."""
     return ((column.to(gl.float32) + 0.5) * (1.0 / run)).to(gl.int32)
 
 
 @jit
-def _overlap(set_, run, start, end):
+def overlap(set_, run, start, end):
     """Return how many of the columns from start to end belong to the set `set_`, which has `run` columns."""
     return gl.maximum(gl.minimum(set_ * run + run, end) - gl.maximum(set_ * run, start), 0).to(gl.float32)

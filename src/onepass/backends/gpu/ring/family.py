@@ -7,7 +7,7 @@ from onepass.backends.gpu.family import SharingFamily
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from . import schedule
+from . import schedule, schedule_backward
 
 
 class Ring(SharingFamily):
@@ -18,8 +18,11 @@ class Ring(SharingFamily):
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         return schedule.ring_unsupported(problem, device)
 
+    def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
+        return schedule_backward.ring_unsupported(problem, device)
+
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        return schedule.ring_cost(problem, device, batch_invariant)
+        return (schedule_backward if direction == BACKWARD else schedule).ring_cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        return () if direction == BACKWARD else schedule.ring_launches(problem, device, batch_invariant)
+        return (schedule_backward if direction == BACKWARD else schedule).ring_launches(problem, device, batch_invariant)

@@ -108,7 +108,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
     size = problem.dtype.itemsize
     aligned = w.run * size % ALIGNMENT == 0
     per_column = (axis_mask(w.param, w) | axis_mask(w.modulation, w)) & AXIS_T
-    for block_j, tiles, sets in _cuts(w, size):
+    for block_j, tiles, sets in cuts(w, size):
         lines = tiles if sets > 1 or per_column else 1
         for slot in (SLOT, SLOT // 2):
             block_i = slot // (block_j * size)
@@ -117,7 +117,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
             if slots < BACK + SPARE + 2 or (ragged and block_i * block_j > MOST_MASKED and (sets > 1 or w.run == 1)):
                 continue
             rows = ceil(w.reps / block_i)  # rows of blocks
-            for members in sorted({_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
+            for members in sorted({even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
                 spans, fits = ceil(w.columns / (w.run if sets == 1 else tiles * block_j)), tiles * ceil(rows / members) <= slots
                 programs = team_programs(w.outer * spans, members, device)
                 spare = SPARE if w.outer * spans * members > programs else 0  # with one unit for each team, nothing follows
@@ -131,7 +131,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                     spans=spans,
                     tiles=tiles,
                     sets=sets,
-                    sets_per_block=_sets_per_block(w, block_j, tiles, sets),
+                    sets_per_block=sets_per_block(w, block_j, tiles, sets),
                     slots=slots if fits else slots - BACK,
                     keep=slots if fits else slots - BACK - spare,
                     back=0 if fits else BACK,
@@ -139,7 +139,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLa
                 )
 
 
-def _cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
+def cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
     """Yield ways to cut columns into units: the columns of a tile, the tiles of a unit and the sets of a unit.
 
     A unit is the fewest tiles that hold whole sets. Or it is one set, and columns of the next set fill its last tile.
@@ -184,7 +184,7 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
         block_i = min(slot // (w.run * size), MOST_ROWS)
         block = block_i * w.run  # elements
         rows = ceil(w.reps / block_i)  # rows of blocks
-        sizes = {_even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}
+        sizes = {even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}
         for members, tiles, kept in product(sizes, OUTERS, (True, False)):
             blocks = ceil(rows / members)
             reserved = RESERVED + tiles * 32 * w.run + kept * blocks * block * parameters
@@ -217,15 +217,15 @@ def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterato
             )
 
 
-def _even(rows: int, most: int) -> int:
+def even(rows: int, most: int) -> int:
     """Return the smallest size of a team whose busiest member has no more rows of blocks than in a team of `most` members.
 
-    Example: `_even(10, 6)` is 5, because with 5 or 6 members the busiest has 2 of 10 rows.
+    Example: `even(10, 6)` is 5, because with 5 or 6 members the busiest has 2 of 10 rows.
     """
     return ceil(rows / ceil(rows / most))
 
 
-def _sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
+def sets_per_block(w: Walk, block_j: int, tiles: int, sets: int) -> int:
     """Return how many sets a tile of block_j columns overlaps at most, rounded up to a power of two; at least 2."""
     return max(power_of_two(sets if tiles == 1 else min((block_j - 2) // w.run + 2, sets)), 2)
 

@@ -65,29 +65,36 @@ struct Output {
   }
 };
 
-// An argument of a step: a constant, an address, the stream, a descriptor of the first input, or a tuple of arguments.
+using Given = c10::SmallVector<const at::Tensor*, 10>;  // the inputs of a call
+
+// An argument of a step: a constant, an address, the stream, a descriptor of an input, or a tuple of arguments.
 struct Argument {
   enum Kind { CONSTANT, ADDRESS, STREAM, DESCRIPTOR, TUPLE } kind;
   object constant;
   Address address{-1, 0};
   std::vector<Argument> parts;
+  size_t input = 0;  // the number of the input that a descriptor is for
 
   static Argument of(const pybind11::handle& given) {
     const auto pair = given.cast<pybind11::tuple>();
-    Argument made{static_cast<Kind>(pair[0].cast<int>()), {}, {-1, 0}, {}};
+    Argument made{static_cast<Kind>(pair[0].cast<int>()), {}, {-1, 0}, {}, 0};
     if (made.kind == ADDRESS) {
       made.address = Address::of(pair[1]);
     } else if (made.kind == TUPLE) {
       for (const auto& part : pair[1].cast<pybind11::tuple>()) {
         made.parts.push_back(of(part));
       }
+    } else if (made.kind == DESCRIPTOR) {
+      const auto described = pair[1].cast<pybind11::tuple>();
+      made.input = described[0].cast<size_t>();
+      made.constant = reinterpret_borrow<object>(described[1]);
     } else {
       made.constant = reinterpret_borrow<object>(pair[1]);
     }
     return made;
   }
 
-  object value(const Addresses& addresses, const object& stream, const at::Tensor& first) const {
+  object value(const Addresses& addresses, const object& stream, const Given& given) const {
     switch (kind) {
       case CONSTANT:
         return constant;
@@ -96,11 +103,11 @@ struct Argument {
       case STREAM:
         return stream;
       case DESCRIPTOR:
-        return own(PyObject_CallOneArg(constant.ptr(), own(THPVariable_Wrap(first)).ptr()));
+        return own(PyObject_CallOneArg(constant.ptr(), own(THPVariable_Wrap(*given[input])).ptr()));
       default: {
         object made = own(PyTuple_New(static_cast<Py_ssize_t>(parts.size())));
         for (size_t i = 0; i < parts.size(); ++i) {
-          PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), parts[i].value(addresses, stream, first).release().ptr());
+          PyTuple_SET_ITEM(made.ptr(), static_cast<Py_ssize_t>(i), parts[i].value(addresses, stream, given).release().ptr());
         }
         return made;
       }
@@ -114,7 +121,6 @@ struct PythonStep {
   std::vector<Argument> arguments;
 };
 
-using Given = c10::SmallVector<const at::Tensor*, 10>;
 using Made = c10::SmallVector<at::Tensor, 8>;
 
 struct Launcher {
@@ -183,7 +189,7 @@ struct Launcher {
     for (const auto& step : python_steps) {
       c10::SmallVector<object, 32> values;
       for (const auto& argument : step.arguments) {
-        values.push_back(argument.value(addresses, stream, *given[0]));
+        values.push_back(argument.value(addresses, stream, given));
       }
       call(step.function.ptr(), values);
     }
