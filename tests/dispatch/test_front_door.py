@@ -7,7 +7,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import onepass.functional as O
-from onepass.backends.front_door import ByNeeds
+from onepass.backends.front_door import At, ByNeeds, Descriptor, Layout, New, launcher
 from onepass.dispatch import front_door, launchers, packed, recent
 from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
@@ -334,3 +334,24 @@ def test_a_checkpoint_recomputes_a_first_call(device):
     added = x + residual
     expected = torch.autograd.grad((F.layer_norm(added, (C,)) * added).sum(), (x, residual))
     torch.testing.assert_close(found, expected)
+
+
+def test_a_launcher_describes_the_inputs_that_a_kernel_copies():
+    """The C++ code passes each descriptor function the input that it is for, also inside a tuple of arguments."""
+    x, dy, passed = torch.randn(3), torch.randn(3), []
+    of_x, of_dy = (lambda t: ("x", t)), (lambda t: ("dy", t))
+    run = launcher(
+        careful=lambda *_: pytest.fail("this call is a usual one"),
+        device=-1,
+        arguments=("dy", "x"),
+        inputs={"x": Layout(), "dy": Layout()},
+        outputs={"dx": New((3,), (1,), torch.float32)},
+        allocate=lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype),
+        returned="dx",
+        steps=[(lambda *arguments: passed.append(arguments), [Descriptor("dy", of_dy), (Descriptor("x", of_x), At("x")), At("dx", 4)])],
+    )
+    assert run is not None
+    dx = run(dy, x)
+    (described, (nested, address), last), *_ = passed
+    assert described[0] == "dy" and described[1] is dy and nested[0] == "x" and nested[1] is x
+    assert address == x.data_ptr() and last == dx.data_ptr() + 4

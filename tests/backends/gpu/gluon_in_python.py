@@ -106,7 +106,7 @@ def store(pointer: Pointer, value: Any, mask: Any = None, cache_modifier: str = 
 
 
 class Barrier:
-    """A barrier in shared memory that one arrival completes, or the copies of all bytes that it expects. Its phases, 0 and 1, take turns."""
+    """A barrier in shared memory. One arrival completes it, or copies of all bytes that it expects. Its phases, 0 and 1, take turns."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self.phase, self.changed, self.expected = 0, changed, 0

@@ -94,4 +94,4 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
 
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         found = [name if name in gradients else None for name in returned]
-        return prepared(chain, arguments, outputs, found, careful, counters=counters_of(launches))
+        return prepared(chain, arguments, outputs, found, careful, None, counters_of(launches))

@@ -1,40 +1,41 @@
 """How the programs of the backward kernel of ring exchange the sums over sets.
 
-Memory is x[o, r, s, t]. A unit of work is one o and the columns (s, t) of some whole sets, in tiles of block_j columns. A team of
-programs, its members, shares the rows r of a unit. From the sums a and b of a column in its rows (39), a member stores the partial
-gradients of parameters, called cells (40), and the sums over each set (41). c1 and c2 are the sums of all members. They are added in
-the same order by each member, so two runs give the same bits.
+Memory is x[o, r, s, t]. A unit of work is one o and the columns (s, t) of some whole sets, or some values of o whose sets are one run each.
+A team of programs, its members, shares the rows r of a unit. From the sums a and b of elements that share their parameters (39), a member
+stores the partial gradients of parameters, called cells (40), and the sums over each set (41). c1 and c2 are the sums of all members.
+They are added in the same order by each member, so two runs give the same bits.
 """
 
 from onepass.backends.gpu.device.affine import fold_affine
-from onepass.backends.gpu.device.axes import AXIS_R, AXIS_S, AXIS_T
-from onepass.backends.gpu.device.gradients import load_saved, store_cells
-from onepass.backends.gpu.device.groups import Place
+from onepass.backends.gpu.device.axes import AXIS_R, AXIS_S, AXIS_T, NO_AXIS
+from onepass.backends.gpu.device.gradients import store_cells
 
-from .apply_backward import LINES
+from .apply_backward import LINES, VALUES
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS, load_parts, overlap, part_of, set_of
 from .gluon import barrier, gl, jit
+from .known import BLOCKS, COLUMNS, ELEMENTS, KNOWN, SET, place_of_block, place_of_columns, store_lines
 from .layouts import part_layout
-from .reduce_backward import KNOWN
 from .stress import late
 
 
 @jit
-def publish(sums, known, exchange, affine, values, cells, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Tell `reduce` what it must know of each unit, one unit ahead. Store the cells and the sums over sets of this member's rows."""
+def publish(sums, known, exchange, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Store the cells, and the sums over sets of this member's rows. If columns differ, tell `reduce` about each unit, one unit ahead."""
     WARPS: gl.constexpr = PUBLISH_WARPS
     set_ = gl.arange(0, mode.sets, gl.BlockedLayout([1], [32], [WARPS], [0]))
     at = 0
     turn = 0
-    _tell(known, 0, work.team, affine, values, work, view, maps, split, norm, mode, WARPS)
+    if mode.kind == COLUMNS:
+        _tell(known, 0, work.team, affine, values, view, maps, split, norm, mode, WARPS)
     for unit in range(work.team, work.units, split.teams):
         turn += 1  # noqa: SIM113
-        if unit + split.teams < work.units:
-            _tell(known, turn, unit + split.teams, affine, values, work, view, maps, split, norm, mode, WARPS)
+        if mode.kind == COLUMNS:  # noqa: SIM102, the outer `if` is decided at compile time
+            if unit + split.teams < work.units:
+                _tell(known, turn, unit + split.teams, affine, values, view, maps, split, norm, mode, WARPS)
         if exchange.parts_ptr is not None:
-            sum1, sum2 = _of_sets(sums, at, unit, set_, affine, cells, work, view, maps, split, norm, mode, WARPS)
-            at += mode.tiles
+            sum1, sum2 = _of_sets(sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
+            at += _messages(work, mode)
             part = part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
             late(mode.stress, "publish parts", WARPS)
             gl.store(part, sum1)
@@ -45,56 +46,90 @@ def publish(sums, known, exchange, affine, values, cells, work, view, maps, spli
 
 
 @jit
-def _tell(known, turn, unit, affine, values, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr):
+def _tell(known, turn, unit, affine, values, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr):
+    """Tell `reduce` mean, rstd, gain and term of the columns of a unit."""
     acquire_to_write(known, turn % 2, turn // 2 & 1)
     for tile in range(mode.tiles):
-        _store_known(known, (turn % 2 * mode.tiles + tile) * KNOWN, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
+        store_lines(known, (turn % 2 * mode.tiles + tile) * KNOWN, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
     release_to_readers(known, turn % 2)
 
 
 @jit
-def _place(unit, tile, view, split, mode: gl.constexpr, WARPS: gl.constexpr):
-    """Return the Place of the columns of a tile."""
-    column = unit % split.spans * split.span + tile * mode.block_j + gl.arange(0, mode.block_j, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    of = set_of(column, view.run)
-    inside = column < split.columns
-    return Place(o=unit // split.spans, r=0, s=of, t=column - of * view.run, i_inside=inside, j_inside=inside)
-
-
-@jit
-def _store_known(
-    channel, at, unit, tile, affine, values, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
-):  # fmt: skip
-    """Store mean, rstd, gain and term of the columns of a tile, in four lines from `at`."""
-    COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    place = _place(unit, tile, view, split, mode, WARPS)
-    mean, rstd = load_saved(values, place.o * view.sets + place.s, place.j_inside)
-    gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
-    zero = gl.zeros([mode.block_j], gl.float32, COLUMN)
-    channel.buffer.index(at).store(zero + mean)
-    channel.buffer.index(at + 1).store(zero + rstd)
-    channel.buffer.index(at + 2).store(zero + gain)
-    channel.buffer.index(at + 3).store(zero + term)
+def _messages(work, mode: gl.constexpr):
+    """Return how often `reduce` sends sums for each unit."""
+    if mode.kind == BLOCKS:
+        messages = mode.tiles * work.blocks
+    elif mode.kind == SET:
+        messages = 1
+    else:
+        messages = mode.tiles
+    return messages
 
 
 @jit
 def _of_sets(
+    sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
+):  # fmt: skip
+    """Store the cells of a unit. Return the sums of wdy and wdy·x_hat over the sets `set_`, in this member's rows. (40), (41)
+
+    The sums of `reduce` come through the channel `sums`. `at` counts the messages before this unit.
+    """
+    if mode.kind == COLUMNS:
+        sum1, sum2 = _of_columns(sums, at, unit, set_, affine, cells, work, view, maps, split, norm, mode, WARPS)
+    else:
+        sum1, sum2 = _of_blocks(sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
+    return sum1, sum2
+
+
+@jit
+def _of_blocks(
+    sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
+):  # fmt: skip
+    """The same, if the elements of a block are in one set: each message has the sums of all warps."""
+    TILES: gl.constexpr = 1 if mode.kind == SET else mode.tiles
+    WARP: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    sum1 = gl.zeros([mode.sets], gl.float32, WARP)
+    sum2 = sum1
+    for tile in range(TILES):
+        tile1 = 0.0
+        tile2 = 0.0
+        for block in range(work.blocks if mode.kind == BLOCKS else 1):
+            slot = at % 2
+            place = place_of_block(unit, tile, block, work, total, split, mode)
+            gain = 1.0
+            if mode.kind != ELEMENTS:
+                gain, _ = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)  # before the wait, because these loads take a while
+            acquire_to_read(sums, slot, at // 2 & 1)
+            late(mode.stress, "publish moments", WARPS)
+            a, b = gl.sum(sums.buffer.index(slot * 2).load(WARP), 0), gl.sum(sums.buffer.index(slot * 2 + 1).load(WARP), 0)
+            release_to_writer(sums, slot)
+            if mode.kind == SET:
+                cell = (place.o * split.members + work.member).to(gl.int64) * view.sets + place.s
+                store_cells(cells, cell, place.i_inside, a, b, affine, maps, place, norm, NO_AXIS, NO_AXIS)
+            elif mode.kind == BLOCKS:
+                cell = place.o.to(gl.int64) * split.blocks_of_run + work.member + block * split.members
+                store_cells(cells, cell, place.i_inside, a, b, affine, maps, place, norm, NO_AXIS, NO_AXIS)
+            tile1 += b * gain
+            tile2 += a * gain
+            at += 1
+        sum1, sum2 = gl.where(set_ == tile, tile1, sum1), gl.where(set_ == tile, tile2, sum2)
+    return sum1, sum2
+
+
+@jit
+def _of_columns(
     sums, at, unit, set_, affine, cells, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
-    """Store the cells of a unit's columns. Return the sums of wdy and wdy·x_hat over the sets `set_`, in this member's rows. (40), (41)
-
-    The sums a and b of each column come through the channel `sums`, tile by tile. `at` counts the messages before this unit.
-    """
-    BLOCK_J: gl.constexpr = mode.block_j
-    TABLE: gl.constexpr = gl.BlockedLayout([1, BLOCK_J // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
+    """The same, if each message has the sums of a tile's columns."""
+    TABLE: gl.constexpr = gl.BlockedLayout([1, mode.block_j // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     width = split.columns - unit % split.spans * split.span  # columns from the start of this unit to the last one
     sum1 = gl.zeros([mode.sets], gl.float32, COLUMN)
     sum2 = sum1
     for tile in range(mode.tiles):
         slot = (at + tile) % 2
-        place = _place(unit, tile, view, split, mode, WARPS)
-        gain, _ = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)  # it does not need the sums
+        place = place_of_columns(unit, tile, view, split, mode, WARPS)
+        gain, _ = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)  # before the wait, because these loads take a while
         acquire_to_read(sums, slot, (at + tile) // 2 & 1)
         late(mode.stress, "publish moments", WARPS)
         a, b = sums.buffer.index(slot * 2).load(COLUMN), sums.buffer.index(slot * 2 + 1).load(COLUMN)
@@ -104,7 +139,7 @@ def _of_sets(
         if mode.by_column:  # each column is a set
             sum1, sum2 = b * gain, a * gain
         else:
-            start, end = tile * BLOCK_J, gl.minimum(tile * BLOCK_J + BLOCK_J, width)
+            start, end = tile * mode.block_j, gl.minimum(tile * mode.block_j + mode.block_j, width)
             tile1 = _of_tile(b * gain, start, end, view.run, mode, TABLE)
             tile2 = _of_tile(a * gain, start, end, view.run, mode, TABLE)
             if mode.tiles == 1:
@@ -127,22 +162,24 @@ def _of_tile(values, start, end, run, mode: gl.constexpr, TABLE: gl.constexpr):
 
 
 @jit
-def combine(sums, lines, affine, values, cells, exchange, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Wait for the sums of all members and add them up. Tell `apply` what it must know of each column."""
+def combine(sums, lines, affine, values, cells, exchange, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Wait for the sums of all members and add them up. Tell `apply` c1 and c2, and if columns differ, all that it must know of them."""
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
+    TILES: gl.constexpr = 1 if mode.kind == SET else mode.tiles
     PART: gl.constexpr = part_layout(SETS, WARPS, mode.by_column)
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
     part = gl.expand_dims(gl.arange(0, mode.parts, gl.SliceLayout(0, PART)), 0)
-    count = view.reps.to(gl.float32) * view.run
+    count = view.reps.to(gl.float32) * view.run  # elements of a set, also of a folded one
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        first = turn % 2 * (mode.tiles * LINES)
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
         late(mode.stress, "combine lines", WARPS)
-        for tile in range(mode.tiles):  # these lines do not need the sums
-            _store_known(lines, first + tile * LINES, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
+        if mode.kind == COLUMNS:
+            for tile in range(mode.tiles):  # these lines do not need the sums
+                at = (turn % 2 * mode.tiles + tile) * LINES
+                store_lines(lines, at, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
         if exchange.parts_ptr is not None:
             late(mode.stress, "combine count", WARPS)
             seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
@@ -153,18 +190,22 @@ def combine(sums, lines, affine, values, cells, exchange, work, view, maps, spli
             sum1 = gl.convert_layout(gl.reshape(sum1, [SETS]), COLUMN)
             sum2 = gl.convert_layout(gl.reshape(sum2, [SETS]), COLUMN)
         else:
-            own = gl.arange(0, SETS, COLUMN)
-            sum1, sum2 = _of_sets(sums, turn * mode.tiles, unit, own, affine, cells, work, view, maps, split, norm, mode, WARPS)
+            own, messages = gl.arange(0, SETS, COLUMN), turn * _messages(work, mode)
+            sum1, sum2 = _of_sets(sums, messages, unit, own, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
         c1, c2 = sum1 / count, sum2 / count
         j = gl.arange(0, mode.block_j, COLUMN)
-        for tile in range(mode.tiles):
+        for tile in range(TILES):
+            at = (turn % 2 * mode.tiles + tile) * VALUES
+            of = gl.zeros([mode.block_j], gl.int32, COLUMN) + tile
+            if mode.kind == COLUMNS:
+                at = (turn % 2 * mode.tiles + tile) * LINES + KNOWN
+                of = gl.minimum(set_of(tile * mode.block_j + j, view.run), SETS - 1)
             if mode.by_column:
                 c1_line, c2_line = c1, c2
             else:
-                of = gl.minimum(set_of(tile * mode.block_j + j, view.run), SETS - 1)
                 c1_line, c2_line = gl.gather(c1, of, 0), gl.gather(c2, of, 0)
-            lines.buffer.index(first + tile * LINES + KNOWN).store(c1_line)
-            lines.buffer.index(first + tile * LINES + KNOWN + 1).store(c2_line)
+            lines.buffer.index(at).store(c1_line)
+            lines.buffer.index(at + 1).store(c2_line)
         release_to_readers(lines, turn % 2)
         if exchange.parts_ptr is not None:
             # The counter now counts the members that have read `parts`. The last of them resets it to 0.

@@ -7,7 +7,7 @@ from onepass.backends.gpu.family import SharingFamily
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from . import schedule, schedule_backward
+from . import schedule
 
 
 class Ring(SharingFamily):
@@ -19,10 +19,11 @@ class Ring(SharingFamily):
         return schedule.ring_unsupported(problem, device)
 
     def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
-        return schedule_backward.ring_unsupported(problem, device)
+        # The kernel exists (kernel_backward.py), and tests run it in Python. On an H200 some launches hung: docs/notes/backward.md.
+        return ["its backward is not finished"]
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        return (schedule_backward if direction == BACKWARD else schedule).ring_cost(problem, device, batch_invariant)
+        return schedule.ring_cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        return (schedule_backward if direction == BACKWARD else schedule).ring_launches(problem, device, batch_invariant)
+        return () if direction == BACKWARD else schedule.ring_launches(problem, device, batch_invariant)

@@ -3,35 +3,35 @@
 The work is divided as in the forward (ring/kernel.py). Five groups of warps work side by side:
 
 - `load` fills the ring, with a block of x and a block of dy in each slot;
-- `reduce` computes the sums a = Σ dz·x_hat and b = Σ dz of each column;
+- `reduce` computes sums over the elements that share their parameters;
 - `publish` stores them as partial gradients of parameters (cells), and adds them up to sums over sets, which it stores for the team;
 - `combine` waits for the sums of all members, and computes c1 and c2 of each set;
-- `apply` computes dz again, and dx, and empties the ring.
-
-`publish` also tells `reduce` the mean, rstd, gain and term of each column, one unit ahead.
+- `apply` computes dx and empties the ring.
 """
 
 from onepass.backends.gpu.device.groups import Affine, Cells, Maps, SetValues
 from onepass.backends.gpu.team.launch import Exchange
 
-from .apply_backward import LINES, apply_columns
+from .apply_backward import LINES, VALUES, apply
 from .channel import Channel, acquire_to_write
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS
 from .exchange_backward import combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
+from .known import COLUMNS, ELEMENTS, KNOWN, SET, Totals
 from .launch import RingView
 from .launch_backward import RingBackwardSplit
-from .reduce_backward import KNOWN, reduce_columns
+from .parameters import keep
+from .reduce_backward import reduce
 from .stress import fenced, late, spare
 from .work import Work, of_tile
 
 
 @jit
 def ring_backward(
-    x_desc, dy_desc, dx_ptr, affine: Affine, exchange: Exchange, values: SetValues, cells: Cells, view: RingView, maps: Maps,
+    x_desc, dy_desc, dx_ptr, affine: Affine, exchange: Exchange, values: SetValues, cells: Cells, total, view: RingView, maps: Maps,
     split: RingBackwardSplit, norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
-    """Compute dx and the cells of all sets. `norm` is a Norm of device/groups.py, `mode` a RingBackwardMode of ring/launch_backward.py."""
+    """Compute dx and the cells of `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingBackwardMode of launch_backward.py."""
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ring = Channel(  # a slot is two blocks: x and dy
@@ -39,18 +39,18 @@ def ring_backward(
         full=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
     )
-    sums = Channel(  # two slots, one message each: the sums a and b of a tile's columns
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j], PLAIN),
+    sums = Channel(  # two slots, one message each: two sums for each column of a tile, or for each warp
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j if mode.kind == COLUMNS else mode.warps], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
-    known = Channel(  # two slots, one unit each: what `reduce` must know
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * KNOWN, mode.block_j], PLAIN),
+    known = Channel(  # two slots, one unit each: what `reduce` must know of its columns. If columns do not differ, it is not used
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * KNOWN if mode.kind == COLUMNS else 1, mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
     lines = Channel(  # two slots, one unit each: what `apply` must know
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * LINES, mode.block_j], PLAIN),
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * (LINES if mode.kind == COLUMNS else VALUES), mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
@@ -64,16 +64,17 @@ def ring_backward(
         mbarrier.init(known.empty.index(slot), count=1)
         mbarrier.init(lines.full.index(slot), count=1)
         mbarrier.init(lines.empty.index(slot), count=1)
+    kept, totals = keep(affine, ring, mode), _totals(ring, mode)
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
     work = Work(team=team, member=member, units=split.units, blocks=blocks, again=0)
     gl.warp_specialize(
         [
-            (apply_columns, (ring, lines, dx_ptr, work, view, split, norm, mode)),
-            (reduce_columns, (ring, sums, known, work, view, split, norm, mode)),
-            (publish, (sums, known, exchange, affine, values, cells, work, view, maps, split, norm, mode)),
-            (combine, (sums, lines, affine, values, cells, exchange, work, view, maps, split, norm, mode)),
+            (apply, (ring, lines, kept, totals, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)),
+            (reduce, (ring, sums, known, kept, totals, affine, values, cells, work, total, view, maps, split, norm, mode)),
+            (publish, (sums, known, exchange, affine, values, cells, work, total, view, maps, split, norm, mode)),
+            (combine, (sums, lines, affine, values, cells, exchange, work, total, view, maps, split, norm, mode)),
             (_load, (x_desc, dy_desc, ring, work, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
@@ -82,17 +83,33 @@ def ring_backward(
 
 
 @jit
+def _totals(ring, mode: gl.constexpr):
+    """Allocate shared memory for the sums of a member's elements. If they are not kept, return placeholders: those of the ring."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    a = ring.buffer
+    b = ring.buffer
+    full = ring.full
+    if mode.kind == ELEMENTS:
+        a = gl.allocate_shared_memory(gl.float32, [mode.rows, mode.block_i, mode.block_j], PLAIN)
+        b = gl.allocate_shared_memory(gl.float32, [mode.rows, mode.block_i, mode.block_j], PLAIN)
+        full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(full.index(0), count=1)
+    return Totals(a=a, b=b, full=full)
+
+
+@jit
 def _load(x_desc, dy_desc, ring, work, view, split, mode: gl.constexpr):
     """Load this member's blocks of x and dy into the ring, in the order in which `reduce` takes them."""
     BYTES: gl.constexpr = mode.block_i * mode.block_j * x_desc.dtype.primitive_bitwidth // 8
     at = 0
     for unit in range(work.team, work.units, split.teams):
-        o, first = unit // split.spans, unit % split.spans * split.span
         for number in range(mode.tiles * work.blocks):
             slot = at % mode.slots
             tile, block = of_tile(number, work, mode)
+            o, column = unit // split.spans, unit % split.spans * split.span + tile * mode.block_j
+            if mode.kind != COLUMNS and mode.kind != SET:
+                o, column = unit * mode.tiles + tile, 0
             row = o * view.reps + (work.member + block * split.members) * mode.block_i
-            column = first + tile * mode.block_j
             acquire_to_write(ring, slot, at // mode.slots & 1)
             if fenced(mode.stress, "load"):  # see `_load_block` of ring/kernel.py
                 fence_async_shared()

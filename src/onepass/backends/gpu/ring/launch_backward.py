@@ -7,6 +7,7 @@ of the ring holds a block of x and the block of dy at the same place.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,9 +19,19 @@ from onepass.backends.gpu.launches import power_of_two
 from onepass.backends.gpu.partials.gradient import BackwardLaunch, BackwardOptions
 from onepass.backends.gpu.partials.parameters import varying_axes
 from onepass.backends.gpu.team.launch import Exchange
+from onepass.backends.gpu.walk import by_channel
 from onepass.core.problem import NormProblem
 
 from .launch import RESET, RingView
+
+# Kinds of launches: which elements share their parameters, and so the sums a = Σ dz·x_hat and b = Σ dz.
+COLUMNS = "columns"  # those of a column. `reduce` sends the sums of each tile
+BLOCKS = "blocks"  # those of a block; a tile is one long run, in a folded walk (gpu/walk.py). `reduce` sends the sums of each block
+SET = "set"  # those of a unit, which is one set. `reduce` sends the sums of each unit
+# A tile is one long run, and each of its elements has its own parameters. A member has the same elements of every run. So it keeps their
+# sums in shared memory until the end, and `reduce` sends the sums of wdy·x_hat and wdy for each tile.
+ELEMENTS = "elements"
+KINDS = COLUMNS, BLOCKS, SET, ELEMENTS
 
 LINES_OF_COLUMN = 10  # float32 numbers in shared memory for each column of a unit: what `reduce` and `apply` must know of it
 
@@ -32,9 +43,12 @@ class RingBackwardSplit(NamedTuple):
     spans: Count  # units for each o
     span: Length  # columns from one unit to the next
     columns: Length  # columns (s, t) for each o
+    channel_rows: Count  # BLOCKS: rows of a channel
+    blocks_of_run: Count  # BLOCKS: blocks of a run
 
 
 class RingBackwardMode(NamedTuple):
+    kind: str
     block_i: int
     block_j: int
     tiles: int  # tiles of a unit
@@ -43,10 +57,16 @@ class RingBackwardMode(NamedTuple):
     parts: int  # members whose sums are added up at a time
     slots: int  # slots of the ring, each for a block of x and one of dy
     warps: int  # warps of the group `reduce`, and of the group `apply`
-    halves: int  # 2: a thread of `apply` stores 8 bytes at a time, not 16
+    halves: int  # COLUMNS: 2 if a thread of `apply` stores 8 bytes at a time, not 16
     by_column: bool  # each column is a set
-    ragged: bool  # the last block of rows or of columns is not full
+    ragged: bool  # the last block of rows or of columns, or the last unit, is not full
+    vector: int  # how many elements 16 bytes hold
     blocks: int  # blocks of a tile that each member has; 0 if some members have one less
+    rows: int  # ELEMENTS: blocks of a run of which a member keeps the sums
+    kept: int  # ELEMENTS: blocks of a run whose parameters a member keeps; 0 if there are none
+    differ: str  # these three are for ring/parameters.py
+    phases: int
+    phased: bool
     from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
     stress: str | None  # what a stress test changes: see ring/stress.py
 
@@ -56,12 +76,14 @@ class RingBackwardLaunch(BackwardLaunch):
     """A launch of `ring_backward`. The members of a team take the blocks of rows of a unit in turn. x and dy are read once."""
 
     name: ClassVar[str] = "ring"
+    kind: str
     members: int
     spans: int  # units for each o
     tiles: int  # tiles of a unit
     sets: int  # sets of a unit
     sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
     slots: int  # slots of the ring
+    channel_rows: int = 0  # BLOCKS: rows of a channel
 
     @property
     def teams(self) -> int:
@@ -70,7 +92,12 @@ class RingBackwardLaunch(BackwardLaunch):
     @property
     def units(self) -> int:
         """How many units of work there are. The teams take them in turn."""
-        return self.walk.outer * self.spans
+        return ceil(self.walk.outer / self.tiles) if self.walk.folded else self.walk.outer * self.spans
+
+    @property
+    def blocks_of_tile(self) -> int:
+        """How many blocks of a tile the busiest member has."""
+        return ceil(ceil(self.walk.reps / self.block_i) / self.members)
 
     @property
     def shape(self) -> str:
@@ -86,7 +113,6 @@ class RingBackwardLaunch(BackwardLaunch):
 
     @property
     def partial_sums(self) -> int:
-        """How many float32 numbers the members of teams store for each other."""
         return 2 * self.units * self._sets * self.members if self.cooperative else 0
 
     @property
@@ -99,7 +125,7 @@ class RingBackwardLaunch(BackwardLaunch):
 
     @property
     def by_column(self) -> bool:
-        return self.walk.run == 1
+        return self.kind == COLUMNS and self.walk.run == 1
 
     @property
     def _sets(self) -> int:
@@ -113,9 +139,11 @@ class RingBackwardLaunch(BackwardLaunch):
         return max(min(power_of_two(self.members), 512 // self._sets), 32)
 
     def mode(self, problem: NormProblem, stress: str | None) -> RingBackwardMode:
-        w = self.walk
-        rows = -(-w.reps // self.block_i)
+        w, size, rows = self.walk, problem.dtype.itemsize, ceil(self.walk.reps / self.block_i)
+        last = w.outer % self.tiles if w.folded else (w.run if self.kind == SET else w.columns) % (self.tiles * self.block_j)
+        shared = self.kind == ELEMENTS
         return RingBackwardMode(
+            self.kind,
             self.block_i,
             self.block_j,
             self.tiles,
@@ -124,10 +152,16 @@ class RingBackwardLaunch(BackwardLaunch):
             self._parts,
             self.slots,
             self.warps,
-            2 if problem.dtype.itemsize == 2 else 1,
+            2 if size == 2 else 1,
             self.by_column,
-            bool(w.reps % self.block_i or w.columns % (self.tiles * self.block_j)),
+            bool(w.reps % self.block_i or last),
+            16 // size,
             rows // self.members if rows % self.members == 0 else 0,
+            self.blocks_of_tile if shared else 0,
+            self.blocks_of_tile if shared and problem.affine else 0,
+            "element" if shared else "block",
+            1,
+            False,
             problem.from_y,
             stress,
         )
@@ -135,16 +169,22 @@ class RingBackwardLaunch(BackwardLaunch):
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w, dtype, block = self.walk, problem.dtype, (self.block_i, self.block_j)
         io, affine, values, cells = self.pointers(problem, options)
+        columns = w.run if w.folded else w.columns
+        span = w.run if self.kind == SET else self.tiles * self.block_j
         return (
-            *(Descriptor(dtype, w.outer * w.reps, w.columns, steps[1], block) for steps in (w.x, w.y)),
+            *(Descriptor(dtype, w.outer * w.reps, columns, steps[1], block) for steps in (w.x, w.y)),
             io.dx_ptr,
             affine,
             Exchange(torch.float32, torch.int32) if self.cooperative else Exchange(None, None),
             values,
             cells,
-            RingView(w.reps, w.sets, w.run, *w.y[:2], 0),
-            maps_of(w),
-            RingBackwardSplit(self.members, self.teams, self.units, self.spans, self.tiles * self.block_j, w.columns),
+            w.total,
+            RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
+            maps_of(by_channel(w) if self.channel_rows else w),
+            RingBackwardSplit(
+                *(self.members, self.teams, self.units, self.spans, span, columns),
+                *(self.channel_rows, ceil(w.reps / self.block_i)),
+            ),
             norm_of(problem, varying_axes(problem, w)),
             self.mode(problem, None),
         )

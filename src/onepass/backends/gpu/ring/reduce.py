@@ -123,20 +123,20 @@ def _reduce_single(ring, moments, work, view, split, norm: gl.constexpr, mode: g
         for tile in range(mode.tiles):
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
-                x = _by_lanes(x, HIGH, WIDE, LANES)
+                x = by_lanes(x, HIGH, WIDE, LANES)
                 first, column = (work.member + block * split.members) * mode.block_i, tile * mode.block_j
                 more = gl.full([HIGH, WIDE], ELEMENTS, gl.float32, LANE)
                 lane_mean = mean
                 if mode.ragged:
                     if (first + mode.block_i > view.reps) | (column + mode.block_j > view.run):  # a part of the block is not of this set
                         inside = (first + i < view.reps) & (column + j < view.run)
-                        inside = _by_lanes(inside, HIGH, WIDE, LANES)
+                        inside = by_lanes(inside, HIGH, WIDE, LANES)
                         x, lane_mean, more = _some(x, inside, norm)
                     else:
                         x, lane_mean = _centered(x, more, norm, mean)
                 else:
                     x, lane_mean = _centered(x, more, norm, mean)
-                mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
+                mean, m2, n = join(mean, m2, n, lane_mean, lane_sums(x * x), more, norm.centered)
                 at += 1
         _send(moments, turn, mean, m2, n, norm, mode)
         turn += 1  # noqa: SIM113
@@ -165,13 +165,13 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
             n = mean
             for block in range(work.blocks):
                 x = _take(ring, at, tile * work.blocks + block < work.again, BLOCK, mode)
-                x = _by_lanes(x, HIGH, WIDE, LANES)
+                x = by_lanes(x, HIGH, WIDE, LANES)
                 first = (work.member + block * split.members) * (mode.block_i * mode.block_j)
                 more = gl.full([HIGH, WIDE], ELEMENTS, gl.float32, LANE)
                 lane_mean = mean
                 if mode.ragged:
                     if (first < run.phase) | (run.end - first < (mode.block_i + 2) * mode.block_j):  # the start or end of a run is near
-                        number = _by_lanes(i * mode.block_j + j, HIGH, WIDE, LANES)
+                        number = by_lanes(i * mode.block_j + j, HIGH, WIDE, LANES)
                         if mode.phased:
                             x = beyond_reach(x, number, x_ptr, run, first, total, view, split)
                         x, lane_mean, more = _some(x, (first + number >= run.phase) & (first + number < run.end), norm)
@@ -179,7 +179,7 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
                         x, lane_mean = _centered(x, more, norm, mean)
                 else:
                     x, lane_mean = _centered(x, more, norm, mean)
-                mean, m2, n = join(mean, m2, n, lane_mean, _sum(x * x), more, norm.centered)
+                mean, m2, n = join(mean, m2, n, lane_mean, lane_sums(x * x), more, norm.centered)
                 at += 1
             _send(moments, turn, mean, m2, n, norm, mode)
             turn += 1
@@ -188,7 +188,7 @@ def _reduce_runs(ring, moments, x_ptr, work, total, view, split, norm: gl.conste
 @jit
 def _send(moments, turn, mean, m2, n, norm: gl.constexpr, mode: gl.constexpr):
     """Merge the moments of the lanes of each warp, and send them to `publish`. Lanes have n elements."""
-    mean, m2, n = _by_warps(mean, mode.warps), _by_warps(m2, mode.warps), _by_warps(n, mode.warps)
+    mean, m2, n = by_warps(mean, mode.warps), by_warps(m2, mode.warps), by_warps(n, mode.warps)
     count = gl.sum(n, 1, keep_dims=True)
     mean, m2 = merge(mean, m2, n, gl.maximum(count, 1.0), 1, norm.centered)
     _acquire(moments, turn, mode)
@@ -234,13 +234,13 @@ def _acquire(moments, turn, mode: gl.constexpr):
 
 
 @jit
-def _by_lanes(x, HIGH: gl.constexpr, WIDE: gl.constexpr, LANES: gl.constexpr):
+def by_lanes(x, HIGH: gl.constexpr, WIDE: gl.constexpr, LANES: gl.constexpr):
     """Return a block in the shape [rows of a lane, rows at a time, lanes of a row, elements of a lane]. No element moves."""
     return gl.convert_layout(gl.reshape(x, [x.shape[0] // HIGH, HIGH, WIDE, x.shape[1] // WIDE]), LANES)
 
 
 @jit
-def _sum(x):
+def lane_sums(x):
     """Sum up the elements of each lane."""
     return gl.sum(gl.sum(x, 3), 0)
 
@@ -249,7 +249,7 @@ def _sum(x):
 def _centered(x, n, norm: gl.constexpr, mean):
     """Return x minus the mean of its lane, and that mean; without `centered`, x and `mean`. Each lane has n elements."""
     if norm.centered:
-        mean = _sum(x * DOWN) / n * UP
+        mean = lane_sums(x * DOWN) / n * UP
         x = x - gl.expand_dims(gl.expand_dims(mean, 0), 3)
     return x, mean
 
@@ -257,13 +257,13 @@ def _centered(x, n, norm: gl.constexpr, mean):
 @jit
 def _some(x, inside, norm: gl.constexpr):
     """Do what `_centered` does, for the elements that are `inside` the set. Also return how many each lane has."""
-    n = _sum(gl.where(inside, 1.0, 0.0))
+    n = lane_sums(gl.where(inside, 1.0, 0.0))
     x, mean = _centered(gl.where(inside, x, 0.0), gl.maximum(n, 1.0), norm, n)
     return gl.where(inside, x, 0.0), mean, n
 
 
 @jit
-def _by_warps(lanes, WARPS: gl.constexpr):
+def by_warps(lanes, WARPS: gl.constexpr):
     """Return the values of all lanes as a matrix with a row for each warp."""
     return gl.reshape(lanes, [WARPS, 32])
 

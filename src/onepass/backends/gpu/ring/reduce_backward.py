@@ -1,21 +1,33 @@
-"""The group `reduce` of the backward kernel of ring: sums over the blocks of x and dy in the ring, tile by tile, for `publish`.
+"""The group `reduce` of the backward kernel of ring: sums over the blocks of x and dy in the ring, for `publish`.
 
-Memory is x[o, r, s, t]. A tile is some columns (s, t) of one o, in blocks of rows r. Each column gets two sums, a = Σ dz·x_hat and
-b = Σ dz. All other sums of a backward follow from them. Numbers such as (39) are equations of docs/theory.md.
+Memory is x[o, r, s, t]. A tile is some columns (s, t) of one o, in blocks of rows r. All sums of a backward follow from a = Σ dz·x_hat
+and b = Σ dz over elements that share their parameters. The kinds of ring/launch_backward.py say which elements these are, and how often
+`reduce` sends sums. Numbers such as (39) are equations of docs/theory.md.
 """
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .elements import as_float32, slopes
 from .gluon import gl, jit
-from .layouts import column_layout, reduce_layout, rows_at_a_time, steps_layout
+from .known import BLOCKS, COLUMNS, ELEMENTS, KNOWN, SET, after, begin_totals, load_line, of_block, place_of_block, store_totals
+from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, reduce_layout, rows_at_a_time, steps_layout
+from .parameters import gain_and_term
+from .reduce import by_lanes, by_warps, lane_sums
+from .runs import Run
 from .stress import crowded, late
-
-KNOWN = gl.constexpr(4)  # what `reduce` must know of each column: mean, rstd, gain and term
 
 
 @jit
-def reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute a and b of each column (39), for `publish`."""
+def reduce(ring, sums, known, kept, totals, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute the sums of all units. The blocks stay in the ring."""
+    if mode.kind == COLUMNS:
+        _reduce_columns(ring, sums, known, work, view, split, norm, mode)
+    else:
+        _reduce_sets(ring, sums, kept, totals, affine, values, cells, work, total, view, maps, split, norm, mode)
+
+
+@jit
+def _reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute a and b of each column (39)."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = reduce_layout(mode.block_j, SIZE, mode.warps)
     HIGH: gl.constexpr = rows_at_a_time(mode.block_j, SIZE, mode.warps)
@@ -29,9 +41,9 @@ def reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mod
     for _unit in range(work.team, work.units, split.teams):
         acquire_to_read(known, units % 2, units // 2 & 1)
         for tile in range(mode.tiles):
-            first_line = (units % 2 * mode.tiles + tile) * KNOWN
-            mean, rstd = line(known, first_line, BLOCK), line(known, first_line + 1, BLOCK)
-            gain, term = line(known, first_line + 2, BLOCK), line(known, first_line + 3, BLOCK)
+            lines = (units % 2 * mode.tiles + tile) * KNOWN
+            mean, rstd = load_line(known, lines, BLOCK), load_line(known, lines + 1, BLOCK)
+            gain, term = load_line(known, lines + 2, BLOCK), load_line(known, lines + 3, BLOCK)
             a = gl.zeros([HIGH, mode.block_j], gl.float32, gl.SliceLayout(0, OWN))
             b = a
             for block in range(work.blocks):
@@ -45,15 +57,89 @@ def reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mod
                 a += gl.sum(gl.convert_layout(gl.reshape(dz * x_hat, [STEPS, HIGH, mode.block_j]), OWN), 0)
                 b += gl.sum(gl.convert_layout(gl.reshape(dz, [STEPS, HIGH, mode.block_j]), OWN), 0)
                 at += 1
-            acquire_to_write(sums, turn % 2, turn // 2 & 1)
-            late(mode.stress, "reduce moments", mode.warps)
             a, b = gl.sum(gl.convert_layout(a, SWAPPED), 0), gl.sum(gl.convert_layout(b, SWAPPED), 0)
-            sums.buffer.index(turn % 2 * 2).store(a)
-            sums.buffer.index(turn % 2 * 2 + 1).store(b)
-            release_to_readers(sums, turn % 2)
-            turn += 1
+            turn = _send(sums, turn, a, b, mode)
         release_to_writer(known, units % 2)
         units += 1  # noqa: SIM113
+
+
+@jit
+def _reduce_sets(
+    ring, sums, kept, totals, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
+):  # fmt: skip
+    """Compute the sums of blocks, of runs or of sets: of each warp, which `publish` adds up."""
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
+    LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
+    HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    if mode.kind == ELEMENTS:
+        begin_totals(totals, kept, affine, maps, work, view, split, norm, mode, BLOCK)
+    place = place_of_block(work.team, 0, 0, work, total, split, mode)
+    mean, rstd, gain, term = of_block(place, affine, values, view, maps, norm, mode)
+    at = 0
+    turn = 0
+    zero = gl.zeros([HIGH, WIDE], gl.float32, gl.SliceLayout(0, gl.SliceLayout(3, LANES)))
+    a = zero
+    b = zero
+    for unit in range(work.team, work.units, split.teams):
+        for tile in range(mode.tiles):
+            for block in range(work.blocks):
+                next_unit, next_tile, next_block = after(unit, tile, block, work, split, mode)
+                place = place_of_block(next_unit, next_tile, next_block, work, total, split, mode)
+                next_mean, next_rstd, next_gain, next_term = of_block(place, affine, values, view, maps, norm, mode)
+                x, dy = _take(ring, at, BLOCK, mode)
+                first = (work.member + block * split.members) * mode.block_i
+                if mode.ragged:
+                    inside = first + i < view.reps
+                    if mode.kind == SET:
+                        inside = inside & (tile * mode.block_j + j < view.run)
+                    x, dy = gl.where(inside, x, 0.0), gl.where(inside, dy, 0.0)
+                if mode.kind == ELEMENTS:
+                    run = Run(o=unit * mode.tiles + tile, phase=0, start=0, end=0)
+                    each_gain, each_term = gain_and_term(kept, affine, maps, run, first, block, view, split, norm, mode, BLOCK)
+                    x_hat, dz = slopes(x, dy, mean, rstd, each_gain, each_term, norm, mode)
+                    _add(totals, block, dz, x_hat, cells, BLOCK)
+                    dz = dz * each_gain
+                else:
+                    x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
+                a += lane_sums(by_lanes(dz * x_hat, HIGH, WIDE, LANES))
+                b += lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
+                at += 1
+                if mode.kind == BLOCKS:
+                    turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
+                    a, b = zero, zero
+                mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
+            if mode.kind == ELEMENTS:
+                turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
+                a, b = zero, zero
+        if mode.kind == SET:
+            turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
+            a, b = zero, zero
+    if mode.kind == ELEMENTS:
+        store_totals(totals, affine, cells, maps, work, view, split, norm, mode, BLOCK)
+
+
+@jit
+def _add(totals, block, dz, x_hat, cells, BLOCK: gl.constexpr):
+    """Add a block's elements to the sums of their parameters. Each thread has the same elements of every run."""
+    if cells.dweight_ptr is not None:
+        totals.a.index(block).store(totals.a.index(block).load(BLOCK) + dz * x_hat)
+    if cells.dbias_ptr is not None:
+        totals.b.index(block).store(totals.b.index(block).load(BLOCK) + dz)
+
+
+@jit
+def _send(sums, turn, a, b, mode: gl.constexpr):
+    """Send two sums to `publish`: vectors with a value for each column or for each warp. Return the number of the next message."""
+    acquire_to_write(sums, turn % 2, turn // 2 & 1)
+    late(mode.stress, "reduce moments", mode.warps)
+    sums.buffer.index(turn % 2 * 2).store(a)
+    sums.buffer.index(turn % 2 * 2 + 1).store(b)
+    release_to_readers(sums, turn % 2)
+    return turn + 1
 
 
 @jit
@@ -64,9 +150,3 @@ def _take(ring, at, BLOCK: gl.constexpr, mode: gl.constexpr):
     late(mode.stress, "reduce block", mode.warps)
     crowded(mode.stress, "reduce crowd", ring.buffer, mode.warps)
     return as_float32(ring.buffer.index(2 * slot).load(BLOCK)), as_float32(ring.buffer.index(2 * slot + 1).load(BLOCK))
-
-
-@jit
-def line(channel, at, BLOCK: gl.constexpr):
-    """Return a line of a channel, one value for each column, of shape [1, J]."""
-    return gl.expand_dims(channel.buffer.index(at).load(gl.SliceLayout(0, BLOCK)), 0)

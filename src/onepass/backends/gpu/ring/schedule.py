@@ -59,10 +59,10 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     if w.reps == 1:
         if w.run < SHORTEST or (w.run <= ROWS_IN_ONE and not block_and_remainder(w.run)[1] and w.run * size % 8 == 0):
             return ["a set is one short run, which `row` keeps in registers"]
-        folded = _folded(problem, w)
-        if folded is None:
+        as_rows = folded(problem, w)
+        if as_rows is None:
             return [f"a set is one run, whose channels cannot be read as rows of {FOLDS[-1]} elements or more"]
-        w = folded
+        w = as_rows
     if not w.dense or (w.outer > 1 and w.x[0] != (w.folded or w.reps * w.x[1])) or (w.folded and w.y[0] != w.x[0]):
         reasons.append("one descriptor cannot describe x: its rows are not evenly spaced, or its columns not contiguous")
     if w.x[1] < w.columns:
@@ -101,7 +101,7 @@ def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
     """Yield launches with blocks of several sizes and teams of several sizes."""
     if w.reps == 1:
-        w = _folded(problem, w) or w
+        w = folded(problem, w) or w
     if w.folded:
         yield from _folded_candidates(problem, w, device)
         return
@@ -156,19 +156,19 @@ def cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
             yield block_j, tiles, 1
 
 
-def _folded(problem: NormProblem, w: Walk) -> Walk | None:
+def folded(problem: NormProblem, w: Walk) -> Walk | None:
     """Return the folded walk of sets that are one run each, or None if there is none.
 
     A channel must begin at the start of a row, so that elements need no division to find their parameters.
     """
-    channel = _channel(problem, w)
+    channel = channel_of(problem, w)
     width = FOLDS[0] if channel in (1, w.run) else next((width for width in FOLDS if channel and channel % width == 0), 0)
     vector = ALIGNMENT // problem.dtype.itemsize
     before = vector - gcd(vector, w.run)  # runs are read from multiples of 16 bytes
     return fold(w, width, before) if width and w.sets == 1 and w.run < 2**20 * width else None
 
 
-def _channel(problem: NormProblem, w: Walk) -> int:
+def channel_of(problem: NormProblem, w: Walk) -> int:
     """Return how many elements of a run have the same parameters, or 0 if scale and shift differ from weight and bias in this."""
     found = {p.channel_run for _, p in maps(problem, w) if p.d}
     return w.run if not found else found.pop() if len(found) == 1 else 0
@@ -177,7 +177,7 @@ def _channel(problem: NormProblem, w: Walk) -> int:
 def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:
     """Yield launches whose units are one or more values of o, with or without parameters in shared memory."""
     all_o = walk(problem)  # w may have only one o
-    size, axes, channel = problem.dtype.itemsize, axis_mask(all_o.param, all_o), _channel(problem, all_o)
+    size, axes, channel = problem.dtype.itemsize, axis_mask(all_o.param, all_o), channel_of(problem, all_o)
     shared = channel == 1 and axes & (AXIS_O | AXIS_T) == AXIS_T  # each element has its own weight and bias, and all o share them
     parameters = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if shared else 0
     for slot in (SLOT, SLOT // 2):

@@ -1,29 +1,35 @@
 """How the ring family cuts a backward into blocks in shared memory, and what that costs.
 
 Units, tiles and blocks are those of the forward (ring/schedule.py). A slot of the ring holds a block of x and one of dy, so a ring holds
-half as many elements as in the forward.
+half as many elements as in the forward. launch_backward.py has the kinds of launches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from math import ceil
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import team_programs
-from onepass.backends.gpu.partials.parameters import maps, parameter_axes
-from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
-from onepass.backends.gpu.walk import AXIS_R, Walk, walk
+from onepass.backends.gpu.partials.parameters import maps, parameter_axes, varying_axes
+from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
+from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from .launch_backward import LINES_OF_COLUMN, RingBackwardLaunch
-from .schedule import ALIGNMENT, MOST_MASKED, RESERVED, WARPS, cuts, even, sets_per_block
+from .launch_backward import BLOCKS, COLUMNS, ELEMENTS, LINES_OF_COLUMN, SET, RingBackwardLaunch
+from .schedule import ALIGNMENT, MOST_MASKED, RESERVED, WARPS, channel_of, cuts, even, folded, sets_per_block
 
 SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each slot
 
 LEAST_SLOTS = 4
+
+OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
+
+SHORTEST = 16385  # elements of the shortest run: `row` keeps shorter ones in registers
 
 
 def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -32,14 +38,16 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     w, size = walk(problem), problem.dtype.itemsize
     reasons = []
     if w.reps == 1:
-        return ["a set is one run: not built yet"]
-    if problem.given:
-        reasons.append("the statistics were given: nothing must stay on the chip")
-    if problem.spec.mix:
-        reasons.append("it cannot mix the statistics of several norms")
+        found = folded(problem, w)
+        if w.run < SHORTEST:
+            return ["a set is one short run, which `row` keeps in registers"]
+        if found is None or w.run % found.run:
+            return ["a set is one run, which cannot be read as rows of 16 elements or more that begin where a channel begins"]
+        w = found
     if problem.addends:
         reasons.append("it cannot add the gradient of a sum: blocks go straight to shared memory")
-    if not w.dense or (w.outer > 1 and any(steps[0] != w.reps * steps[1] for steps in (w.x, w.y))):
+    length = w.folded or w.reps * w.x[1]
+    if not w.dense or (w.outer > 1 and (w.x[0] != length or w.y[0] != (w.folded or w.reps * w.y[1]))):
         reasons.append("one descriptor cannot describe x: its rows are not evenly spaced, or its columns not contiguous")
     if min(w.x[1], w.y[1]) < w.columns:
         reasons.append("one descriptor cannot describe x: its rows overlap")
@@ -52,7 +60,7 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
     if reasons:
         return reasons
     if not any(candidates(problem, w, device)):
-        return ["a unit of x and dy is too large for the shared memory of one team"]
+        return ["a unit of x and dy, or the sums of its parameters, are too large for the shared memory of one team"]
     return [] if len(ring_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
 
 
@@ -60,30 +68,44 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
 def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
     w = walk(problem)
     main = min(candidates(problem, w, device), key=lambda launch: modelled_time(problem, launch, device))
-    axes = [("o", w.outer), ("part", main.members), ("s", w.sets), ("t", w.run)]
-    return main, *parameter_sums(problem, axes, w, 1, device)
+    return with_sums(problem, main, device)
 
 
-def ring_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
-    return modelled_time(problem, ring_launches(problem, device, invariant)[0], device)
+def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:
+    """Return the launch, and the launches that add up its cells."""
+    w = main.walk
+    if main.kind == BLOCKS:  # a cell is a block, so the maps count blocks
+        blocks = max(main.channel_rows // main.block_i, 1)
+        w = replace(w, param=replace(w.param, channel_run=blocks), modulation=replace(w.modulation, channel_run=blocks))
+    axes: dict[str, Sequence[Axis]] = {
+        COLUMNS: [("o", w.outer), ("part", main.members), ("s", w.sets), ("t", w.run)],
+        BLOCKS: [("o", w.outer), ("t", ceil(w.reps / main.block_i))],
+        SET: [("o", w.outer), ("part", main.members), ("s", w.sets)],
+        ELEMENTS: [("part", main.teams), ("t", w.folded)],
+    }
+    return main, *parameter_sums(problem, axes[main.kind], w, 1, device)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
     """Yield launches with blocks of several sizes and teams of several sizes, in which a unit fits into the ring."""
+    if w.reps == 1:
+        w = folded(problem, w) or w
+    if w.folded:
+        yield from _of_runs(problem, w, device)
+        return
     size = problem.dtype.itemsize
-    for block_j, tiles, sets in cuts(w, size):
-        if sets == 1 and w.run > 1:
+    for (block_j, tiles, sets), slot in product(cuts(w, size), SLOTS):
+        single = sets == 1 and w.run > 1
+        if single and parameter_axes(problem, w) & AXIS_T:
             continue
-        for slot in SLOTS:
-            block_i = slot // (block_j * size)
-            slots = min((device.shared - RESERVED - 4 * 2 * tiles * LINES_OF_COLUMN * block_j) // (2 * slot), 32)
-            rows = ceil(w.reps / block_i)
-            if slots < LEAST_SLOTS or (block_i * block_j > MOST_MASKED and (w.reps % block_i or w.columns % (tiles * block_j))):
-                continue
-            for members in sorted({even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
-                if tiles * ceil(rows / members) > slots:
-                    continue
-                spans = ceil(w.columns / (tiles * block_j))
+        block_i = slot // (block_j * size)
+        slots = min((device.shared - RESERVED - 4 * 2 * tiles * LINES_OF_COLUMN * block_j) // (2 * slot), 32)
+        ragged = w.reps % block_i or (w.run if single else w.columns) % (tiles * block_j)
+        rows, spans = ceil(w.reps / block_i), w.sets if single else ceil(w.columns / (tiles * block_j))
+        if slots < LEAST_SLOTS or (block_i * block_j > MOST_MASKED and ragged):
+            continue
+        for members in sorted({even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
+            if tiles * ceil(rows / members) <= slots:
                 yield RingBackwardLaunch(
                     walk=w,
                     programs=team_programs(w.outer * spans, members, device),
@@ -93,6 +115,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                     resident=True,
                     reduce=True,
                     apply=True,
+                    kind=SET if single else COLUMNS,
                     members=members,
                     spans=spans,
                     tiles=tiles,
@@ -102,11 +125,51 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                 )
 
 
+def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
+    """Yield launches whose units are one or more long runs."""
+    flat = walk(problem)
+    size, channel, (axes, modulation) = problem.dtype.itemsize, channel_of(problem, flat), varying_axes(problem, flat)
+    elements = channel == 1
+    if elements and (axes & AXIS_O or modulation):
+        return  # a member cannot keep the sums of each element
+    each = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) + 8 if elements else 0  # bytes for each element
+    for slot in SLOTS:
+        block_i = slot // (w.run * size)
+        rows, channel_rows = ceil(w.reps / block_i), 0 if elements else channel // w.run
+        if not elements and channel_rows % block_i and channel_rows != w.reps:
+            continue
+        for members, tiles in product({even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}, OUTERS):
+            blocks = ceil(rows / members)
+            reserved = RESERVED + 4 * 4 * tiles * w.run + blocks * block_i * w.run * each
+            slots = min((device.shared - reserved) // (2 * slot), 32)
+            ragged = w.reps % block_i or w.outer % tiles
+            if slots < LEAST_SLOTS or tiles * blocks > slots or (ragged and block_i * w.run > MOST_MASKED):
+                continue
+            yield RingBackwardLaunch(
+                walk=w,
+                programs=team_programs(ceil(w.outer / tiles), members, device),
+                warps=WARPS,
+                block_i=block_i,
+                block_j=w.run,
+                resident=True,
+                reduce=True,
+                apply=True,
+                kind=ELEMENTS if elements else BLOCKS,
+                members=members,
+                spans=1,
+                tiles=tiles,
+                sets=tiles,
+                sets_per_block=2,
+                slots=slots,
+                channel_rows=channel_rows,
+            )
+
+
 def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Device) -> float:
     """Return the modelled time of a launch, in microseconds."""
     rounds = ceil(launch.units / launch.teams)
     size = launch.block_i * launch.block_j * problem.dtype.itemsize / 16384
-    blocks = launch.tiles * ceil(ceil(launch.walk.reps / launch.block_i) / launch.members)
+    blocks = launch.tiles * launch.blocks_of_tile
     busy = blocks * 1.5 * size
     spare = max(launch.slots - blocks, 0) * size * 1.0
     return constants.LAUNCH + rounds * (busy + max(4.0 - spare, 0.3)) + 6
