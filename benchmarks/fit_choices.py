@@ -93,7 +93,7 @@ def read(records: Sequence[Record], seeds: Sequence[int] = ()) -> list[Measured]
     """Return the problems of these seeds (of all, if there are none) that more than one family can run."""
     found = []
     for r in records:
-        if "error" not in r and (not seeds or r["seed"] in seeds):
+        if "error" not in r and (not seeds or r["seed"] in seeds) and r.get("direction", FORWARD) == FORWARD:
             times = {r["chosen"] if name == OURS else name: tuple(us) for name, us in r["us"].items() if name not in PEERS}
             found += [Measured(r["row"], draw(r["seed"], r["index"]).bound, times)] if len(times) > 1 else []
     return found

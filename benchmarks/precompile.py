@@ -17,10 +17,11 @@ from typing import Any
 import torch
 import triton
 
-from onepass.backends.family import FORWARD
+from onepass.backends.family import BACKWARD, FORWARD
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress
 from onepass.core.device import Device
+from onepass.core.operands import Needs
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 
@@ -43,18 +44,28 @@ class Job:
 
 
 def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
-    """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels."""
+    """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels.
+
+    A problem may have a `direction`. A backward at an odd address compiles its kernels when it runs.
+    """
     odd = bool(getattr(problem, "shift", 0))
     bound = replace(problem_of(Row(problem.case, problem.dtype)), aligned=not odd)
     try:
         chosen = plan(bound, device, FORWARD, Options(family))
+        back = plan(bound, device, BACKWARD, Options(family)) if getattr(problem, "direction", FORWARD) == BACKWARD else None
     except CannotForce:
         return []
     if not chosen.launches:
         return []
+    from onepass.backends.gpu.backward import kernels as backward_kernels
     from onepass.backends.gpu.forward import kernels
 
     case = problem.case
+    if back:  # the forward by the same family, and the backward with all gradients
+        needs = Needs(True, *(getattr(bound, name) is not None for name in ("weight", "bias", "scale", "shift")))
+        made = backward_kernels(bound, back.launches, needs, case.residual) if back.launches else []
+        forward = kernels(bound, chosen.launches, True, case.residual)
+        return [kernel.source() for kernel in (*forward, *(kernel for _, kernel in made))]
     momentum = 0.1 if case.running and case.op == "batch_norm" and not (case.modulate or problem.stats) else None  # any value will do
     found = kernels(bound, chosen.launches, problem.stats or (case.running and not momentum), case.residual, momentum=momentum)
     unaligned = odd and not chosen.launches[0].needs_aligned_x(bound)

@@ -1,11 +1,14 @@
-"""Measures forwards on shapes that no kernel was tuned on (sweep_problems.py), by the planner's choice and by every family that can run.
+"""Measures norms on shapes that no kernel was tuned on (sweep_problems.py), by the planner's choice and by every family that can run.
 
 Run it with `python -m benchmarks.sweep --device cuda --out results/sweep-h200.jsonl`. It goes on where it stopped: problems with a
 result of this commit and machine in that file are skipped. `--summary` prints the report without measuring. Use a seed of your own to
 judge the planner.
 
-The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. The bytes of parameters count, too. The
-regret is our time divided by the time of the fastest family. If the spreads of the two times overlap, the regret is 1.
+`--direction backward` measures backwards instead of forwards.
+
+The fraction of a problem is the time in which a copy moves the same bytes, divided by our time. The bytes of parameters count, too. In a
+backward, so do those of their gradients. The regret is our time divided by the time of the fastest family. If the spreads of the two
+times overlap, the regret is 1.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ import torch
 from torch import Tensor
 
 import onepass
-from onepass.backends.family import FORWARD
+from onepass.backends.family import BACKWARD, FORWARD, Direction
 from onepass.bench import accuracy, record, timing
 from onepass.bench.measure import first_runs
 from onepass.bench.providers import OURS, PROVIDERS, Provider
@@ -33,6 +37,7 @@ from onepass.bench.record import Record
 from onepass.bench.terminal import progress, table
 from onepass.bench.timing import Timing
 from onepass.core.device import KNOWN_DEVICES, Device, describe
+from onepass.core.problem import NormProblem
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 from onepass.planning.registry import FAMILIES
@@ -40,7 +45,7 @@ from onepass.verify import calls, tensors
 from onepass.verify.cases import Case
 from onepass.verify.tensors import Operands
 
-from .sweep_problems import Problem, draw
+from .sweep_problems import Problem, draw, draw_backward
 
 SIZES = {"above 16 MB": (2**24, math.inf), "1 to 16 MB": (2**20, 2**24), "below 1 MB": (0, 2**20)}  # bytes of x
 LEAST_FRACTION, LARGEST_REGRET = 0.30, 1.20  # problems beyond these are listed
@@ -53,6 +58,7 @@ NAME_WIDTH = 60
 def measure(problem: Problem, device: str, compiled: bool = False) -> Record:
     """Measure one problem. The record has an `error` and no times if our result is wrong, or if the call raises."""
     common = {
+        **{"direction": problem.direction},
         **{"row": f"{problem.seed}.{problem.index} {problem.name}", "provider": "sweep", "seed": problem.seed, "index": problem.index},
         **{"kind": problem.kind, "bytes": problem.row.nbytes, **record.origin(device)},
     }
@@ -70,14 +76,15 @@ def _measured(problem: Problem, device: str, compiled: bool) -> Record:
     operands = tensors.make(case, problem.dtype, device, on_device=True)
     operands = operands._replace(x=shifted(operands.x, problem.shift))
     described = describe(torch.device(device))
-    chosen = plan(bound, described).family
+    dy = tensors.make_dy(operands, on_device=True) if problem.direction == BACKWARD else None
+    chosen = plan(bound, described, problem.direction).family
     providers: dict[str, Provider] = {OURS: PROVIDERS[OURS]} | ({} if _breaks_torch(problem) else {"torch": PROVIDERS["torch"]})
     providers |= {"torch.compile": PROVIDERS["torch.compile"]} if compiled else {}
     providers |= {name: partial(_forced, name) for name in _able(problem, described) if name != chosen}
-    runs, outcomes, failed = first_runs(problem.row, operands, None, providers)
+    runs, outcomes, failed = first_runs(problem.row, operands, dy, providers)
     if OURS in failed:
         raise RuntimeError(failed[OURS])
-    errors = accuracy.largest_errors(case, operands, outcomes)
+    errors = accuracy.largest_errors(case, operands, outcomes, dy)
     outcomes.clear()  # timing needs their memory
     if errors[OURS] > 1:
         raise RuntimeError(f"wrong: the largest error is {errors[OURS]:.3g} of the budget")
@@ -85,20 +92,30 @@ def _measured(problem: Problem, device: str, compiled: bool) -> Record:
         failed[name] = f"wrong: the largest error is {errors[name]:.3g} of the budget"
         del runs[name]
     copy, times = _times(operands, runs)
-    least = copy.median * bound.min_bytes(FORWARD) / (2 * problem.row.nbytes)
+    least = copy.median * least_bytes(bound, problem.direction) / (2 * problem.row.nbytes)
     return {
         **{"chosen": chosen, "copy_us": _us(copy.median), "fraction": round(least / times[OURS].median, 4), "regret": regret(times)},
         **{"us": {name: [_us(value) for value in found] for name, found in times.items()}, "failed": failed},
     }
 
 
+def least_bytes(bound: NormProblem, direction: Direction) -> int:
+    """Return the smallest number of bytes that a kernel can move. In a backward, the gradients of parameters count, too."""
+    least = bound.min_bytes(direction)
+    if direction == FORWARD:
+        return least
+    parameters = least - prod(bound.shape) * bound.dtype.itemsize * (4 if bound.addends else 3)
+    return least + parameters
+
+
 def _able(problem: Problem, device: Device) -> Iterator[str]:
-    """Yield the names of the families that can run a problem."""
+    """Yield the names of the families that can run a problem. To force the family of a backward, its forward must be able to run, too."""
     for family in FAMILIES:
         if family.name in NOT_KERNELS:
             continue
         try:
-            plan(problem.bound, device, FORWARD, Options(family.name))
+            for direction in dict.fromkeys((FORWARD, problem.direction)):
+                plan(problem.bound, device, direction, Options(family.name))
         except CannotForce:
             continue
         yield family.name
@@ -188,6 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sweep", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--direction", choices=[FORWARD, BACKWARD], default=FORWARD)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=300, help="problems (300)")
     parser.add_argument("--limit", type=float, default=540, help="seconds after which no new problem begins (540)")
@@ -204,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="add the results to this file, one JSON object per line")
     parser.add_argument("--summary", action="store_true", help="only print the report of that file")
     args = parser.parse_args(argv)
+    draws = _draws(args.direction)
     if args.compile_for:
         from triton.backends.compiler import GPUTarget
 
@@ -211,20 +230,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_compile_kernels(args, range(args.count), KNOWN_DEVICES[args.compile_for], target, None))
         return 0
     known, here = record.read(args.out) if args.out and args.out.exists() else [], record.origin(args.device)
-    done = {r["index"] for r in known if r["seed"] == args.seed and all(r[field] == here[field] for field in ("commit", "name"))}
+    done = {r["index"] for r in _of_seed(known, args) if all(r[field] == here[field] for field in ("commit", "name"))}
     left = [] if args.summary else [index for index in range(args.count) if index not in done]
     if args.workers and left:
         print(_compile_ahead(args, left), file=sys.stderr, flush=True)
-    for index in progress(left, len(left), lambda index: draw(args.seed, index).name, log=True):
+    for index in progress(left, len(left), lambda index: draws(args.seed, index).name, log=True):
         if time.monotonic() - start > args.limit:
             print(f"{args.limit:g} s have passed: run the same command again to go on", file=sys.stderr)
             break
-        known = record.merge(known, [measure(draw(args.seed, index), args.device, args.compiled and _with_compiled(index))])
+        known = record.merge(known, [measure(draws(args.seed, index), args.device, args.compiled and _with_compiled(index))])
         if args.out:
             record.write(args.out, known)
-    of_seed = [r for r in known if r["seed"] == args.seed]
+    of_seed = _of_seed(known, args)
     print(summary(of_seed))
     return 1 if any("error" in r for r in of_seed) else 0
+
+
+def _draws(direction: Direction) -> Callable[[int, int], Problem]:
+    return draw_backward if direction == BACKWARD else draw
+
+
+def _of_seed(records: Sequence[Record], args: argparse.Namespace) -> list[Record]:
+    """Return the records of the seed and the direction that were asked for. Old records of forwards do not name their direction."""
+    return [r for r in records if r["seed"] == args.seed and r.get("direction", FORWARD) == args.direction]
 
 
 def _with_compiled(index: int) -> bool:
@@ -232,12 +260,14 @@ def _with_compiled(index: int) -> bool:
     return index // 3 % 3 == 0
 
 
-def _run_compiled(seed: int, index: int) -> None:
+def _run_compiled(seed: int, index: int, direction: Direction) -> None:
     """In another process: let torch.compile compile a problem's call. Its cache on disk keeps the result."""
-    problem = draw(seed, index)
+    problem = _draws(direction)(seed, index)
     operands = tensors.make(problem.case, problem.dtype, "cuda", on_device=True)
+    operands = operands._replace(x=shifted(operands.x, problem.shift))
+    dy = tensors.make_dy(operands, on_device=True) if direction == BACKWARD else None
     with torch.no_grad():
-        PROVIDERS["torch.compile"](problem.case, operands._replace(x=shifted(operands.x, problem.shift)))()
+        first_runs(problem.row, operands, dy, {"torch.compile": PROVIDERS["torch.compile"]})
     torch.cuda.synchronize()
 
 
@@ -245,7 +275,7 @@ def _compile_kernels(args: argparse.Namespace, indices: Sequence[int], device: D
     from .precompile import compile_ahead
 
     families = [None, *(family.name for family in FAMILIES if family.name not in NOT_KERNELS)]
-    return compile_ahead(draw, args.seed, indices, device, families, target, args.workers or os.cpu_count() or 1, seconds)
+    return compile_ahead(_draws(args.direction), args.seed, indices, device, families, target, args.workers or os.cpu_count() or 1, seconds)
 
 
 def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
@@ -260,7 +290,7 @@ def _compile_ahead(args: argparse.Namespace, indices: Sequence[int]) -> str:
     if args.compiled:
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # otherwise each process would start several more
         pool = new_pool(args.workers)
-        done = [pool.submit(_run_compiled, args.seed, index) for index in indices if _with_compiled(index)]
+        done = [pool.submit(_run_compiled, args.seed, index, args.direction) for index in indices if _with_compiled(index)]
         words += f"; torch.compile: {finish(pool, done, args.limit / 4)}"
     return words
 

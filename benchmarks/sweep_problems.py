@@ -12,6 +12,7 @@ from random import Random
 
 import torch
 
+from onepass.backends.family import BACKWARD, FORWARD, Direction
 from onepass.bench.record import dtype_name
 from onepass.bench.suite import Row, problem_of
 from onepass.core.problem import NormProblem
@@ -45,10 +46,11 @@ class Problem:
     dtype: torch.dtype
     shift: int = 0  # x starts this many elements after an aligned address
     stats: bool = False  # as in stress_problems.py
+    direction: Direction = FORWARD
 
     @property
     def row(self) -> Row:
-        return Row(self.case, self.dtype)
+        return Row(self.case, self.dtype, direction=self.direction)
 
     @property
     def bound(self) -> NormProblem:
@@ -56,7 +58,8 @@ class Problem:
 
     @property
     def name(self) -> str:
-        return f"{self.case.name} {dtype_name(self.dtype)}" + (f" shifted by {self.shift}" if self.shift else "")
+        shifted = f" shifted by {self.shift}" if self.shift else ""
+        return f"{self.case.name} {dtype_name(self.dtype)}{shifted}{' backward' * (self.direction == BACKWARD)}"
 
 
 def draw(seed: int, index: int) -> Problem:
@@ -65,6 +68,11 @@ def draw(seed: int, index: int) -> Problem:
         case, dtype, shift = {"diffusion": _diffusion, "random": _random}.get(kind, _language_and_vision)(rng)
         if prod(case.shape) <= LARGEST:
             return Problem(seed, index, kind, case, dtype, shift)
+
+
+def draw_backward(seed: int, index: int) -> Problem:
+    """Return the backward of the problem that `draw` returns."""
+    return replace(draw(seed, index), direction=BACKWARD)
 
 
 def _diffusion(rng: Random) -> tuple[Case, torch.dtype, int]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks import precompile, sweep, sweep_problems
-from benchmarks.sweep_problems import KINDS, draw
+from benchmarks.sweep_problems import KINDS, draw, draw_backward
+from onepass.backends.family import BACKWARD
 from onepass.bench import record
 from onepass.bench.suite import problem_of
 from onepass.bench.timing import Timing
@@ -49,8 +50,13 @@ def tiny(seed, index):
     return replace(sweep_problems.draw(seed, index), case=cases[index % 3], dtype=torch.float32, shift=index)
 
 
+def tiny_backward(seed, index):
+    return replace(tiny(seed, index), direction=BACKWARD)
+
+
 def test_it_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sweep, "draw", tiny)
+    monkeypatch.setattr(sweep, "draw_backward", tiny_backward)
     out = tmp_path / "sweep.jsonl"
     assert sweep.main(["--count", "2", "--out", str(out)]) == 0
     first = record.read(out)
@@ -63,6 +69,10 @@ def test_it_goes_on_where_it_stopped(monkeypatch, tmp_path, capsys):
     assert sweep.main(["--out", str(out), "--summary"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("below 1 MB")]
     assert line.split()[3] == "3"
+    assert sweep.main(["--count", "2", "--out", str(out), "--direction", "backward"]) == 0  # they do not replace the forwards
+    assert [(r["direction"], r["index"]) for r in record.read(out)[3:]] == [("backward", 0), ("backward", 1)]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("below 1 MB")]
+    assert line.split()[3] == "2"
 
 
 def test_compiling_for_a_gpu_that_is_not_here(monkeypatch, capsys):
@@ -73,6 +83,31 @@ def test_compiling_for_a_gpu_that_is_not_here(monkeypatch, capsys):
     ((_, seed, indices, device, families, target, _, seconds),) = asked
     assert (seed, len(indices), device.name, target.arch, seconds) == (7, 5, "H200", 90, None)
     assert None in families and "ring" in families and "reference" not in families
+
+
+def test_the_planner_has_a_backward_for_all():
+    for index in range(300):
+        problem = draw_backward(0, index)
+        assert plan(problem_of(problem.row), KNOWN_DEVICES["h200"], BACKWARD).launches, problem.name
+
+
+def test_kernels_of_a_backward_are_compiled_ahead():
+    pytest.importorskip("triton")
+    names = [source.function.__name__ for source in precompile.sources(draw_backward(0, 3), KNOWN_DEVICES["h200"], None)]
+    assert any(name.endswith("_forward") for name in names) and any(name.endswith("_backward") for name in names)
+
+
+def test_a_backward_moves_the_gradients_of_parameters_too():
+    problem = replace(draw_backward(0, 0), case=Case("layer_norm", (7, 33)), dtype=torch.float32)
+    assert sweep.least_bytes(problem.bound, BACKWARD) == 4 * (3 * 7 * 33 + 4 * 33)
+    problem = replace(problem, case=Case("layer_norm", (7, 33), residual=True))
+    assert sweep.least_bytes(problem.bound, BACKWARD) == 4 * (4 * 7 * 33 + 4 * 33)
+
+
+def test_wrong_gradients_are_not_timed(monkeypatch):
+    monkeypatch.setitem(sweep.PROVIDERS, "onepass", lambda case, t: lambda: t.x * t.weight + t.bias)
+    found = sweep.measure(tiny_backward(0, 0), "cpu")
+    assert "wrong: the largest error is" in found["error"] and "us" not in found
 
 
 def test_a_wrong_result_is_not_timed(monkeypatch):
