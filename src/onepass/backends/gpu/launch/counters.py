@@ -32,6 +32,11 @@ class Counters:
         self._kept: list[Tensor] = []  # all counters that were ever in `_eager`: a launch may still use replaced ones
         self._pools: dict[int, list[Tensor]] = {}  # the unused rest of each device's pool: one Tensor, which one thread pops
 
+    @property
+    def eager(self) -> list[Tensor]:
+        """The counters of all streams, for tests. They are 0 while no launch runs."""
+        return list(self._eager.values())
+
     def take(self, stream: tuple[int, int], n: int) -> Tensor:
         """Return at least n counters for a launch on `stream`, which is (device, raw stream) and must be current."""
         if _capturing():
