@@ -10,7 +10,6 @@ from .known import COLUMNS, ELEMENTS, KNOWN, SET, after, load_line, load_value, 
 from .layouts import apply_layout
 from .parameters import gain_and_term
 from .runs import Run
-from .stress import crowded, late
 
 LINES = gl.constexpr(6)  # lines of a tile: those of KNOWN, c1 and c2
 VALUES = gl.constexpr(2)  # if all columns of a tile have the same values: c1 and c2
@@ -34,7 +33,7 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, column = unit // split.spans, unit % split.spans * split.span
-        _acquire_lines(lines, turn, mode)
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
         for tile in range(mode.tiles):
             first = (turn % 2 * mode.tiles + tile) * LINES
             mean, rstd = load_line(lines, first, BLOCK), load_line(lines, first + 1, BLOCK)
@@ -49,7 +48,6 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
                     there = (r < view.reps) & (c < split.columns) if mode.ragged else None
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there, cache_modifier=".cs")
                 at += 1
-        late(mode.stress, "apply used", mode.warps)
         release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
 
@@ -68,7 +66,7 @@ def _apply_sets(
     at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        _acquire_lines(lines, turn, mode)
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
         for tile in range(mode.tiles):
             first_value = (turn % 2 * mode.tiles + (0 if mode.kind == SET else tile)) * VALUES
             c1, c2 = load_value(lines, first_value, BLOCK), load_value(lines, first_value + 1, BLOCK)
@@ -99,16 +97,8 @@ def _apply_sets(
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there if mode.ragged else None, cache_modifier=".cs")
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
                 at += 1
-        late(mode.stress, "apply used", mode.warps)
         release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
-
-
-@jit
-def _acquire_lines(lines, turn, mode: gl.constexpr):
-    """Wait for c1 and c2 of a unit."""
-    acquire_to_read(lines, turn % 2, turn // 2 & 1)
-    late(mode.stress, "apply lines", mode.warps)
 
 
 @jit
@@ -126,9 +116,6 @@ def _take(ring, at, BLOCK: gl.constexpr, mode: gl.constexpr):
     """Return the next blocks of x and dy, in registers, and release their slot of the ring."""
     slot = at % mode.slots
     acquire_to_read(ring, slot, at // mode.slots & 1)
-    late(mode.stress, "apply block", mode.warps)
-    crowded(mode.stress, "apply crowd", ring.buffer, mode.warps)
     x, dy = ring.buffer.index(2 * slot).load(BLOCK), ring.buffer.index(2 * slot + 1).load(BLOCK)
-    late(mode.stress, "apply release", mode.warps)
     release_block(ring, slot, mode)
     return x, dy

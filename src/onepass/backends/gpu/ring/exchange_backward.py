@@ -16,7 +16,6 @@ from .exchange import COMBINE_WARPS, PUBLISH_WARPS, load_parts, overlap, part_of
 from .gluon import barrier, gl, jit
 from .known import BLOCKS, COLUMNS, ELEMENTS, KNOWN, SET, place_of_block, place_of_columns, store_lines
 from .layouts import part_layout
-from .stress import late
 
 
 @jit
@@ -37,10 +36,8 @@ def publish(sums, known, exchange, affine, values, cells, work, total, view, map
             sum1, sum2 = _of_sets(sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
             at += _messages(work, mode)
             part = part_of(exchange.parts_ptr, unit, set_, work.member, split.members, mode)
-            late(mode.stress, "publish parts", WARPS)
             gl.store(part, sum1)
             gl.store(part + mode.sets * split.members, sum2)
-            late(mode.stress, "publish count", WARPS)
             barrier()
             gl.atomic_add(exchange.counters_ptr + unit, 1, sem="release", scope="gpu")
 
@@ -100,7 +97,6 @@ def _of_blocks(
             if mode.kind != ELEMENTS:
                 gain, _ = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)  # before the wait, because these loads take a while
             acquire_to_read(sums, slot, at // 2 & 1)
-            late(mode.stress, "publish moments", WARPS)
             a, b = gl.sum(sums.buffer.index(slot * 2).load(WARP), 0), gl.sum(sums.buffer.index(slot * 2 + 1).load(WARP), 0)
             release_to_writer(sums, slot)
             if mode.kind == SET:
@@ -131,7 +127,6 @@ def _of_columns(
         place = place_of_columns(unit, tile, view, split, mode, WARPS)
         gain, _ = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)  # before the wait, because these loads take a while
         acquire_to_read(sums, slot, (at + tile) // 2 & 1)
-        late(mode.stress, "publish moments", WARPS)
         a, b = sums.buffer.index(slot * 2).load(COLUMN), sums.buffer.index(slot * 2 + 1).load(COLUMN)
         release_to_writer(sums, slot)
         cell = (place.o * split.members + work.member).to(gl.int64) * split.columns + place.s * view.run + place.t
@@ -175,17 +170,14 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         acquire_to_write(lines, turn % 2, turn // 2 & 1)
-        late(mode.stress, "combine lines", WARPS)
         if mode.kind == COLUMNS:
             for tile in range(mode.tiles):  # these lines do not need the sums
                 at = (turn % 2 * mode.tiles + tile) * LINES
                 store_lines(lines, at, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
         if exchange.parts_ptr is not None:
-            late(mode.stress, "combine count", WARPS)
             seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
             while seen < split.members:
                 seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
-            late(mode.stress, "combine parts", WARPS)
             sum1, sum2 = _of_members(exchange.parts_ptr, unit, set_, part, split, mode)
             sum1 = gl.convert_layout(gl.reshape(sum1, [SETS]), COLUMN)
             sum2 = gl.convert_layout(gl.reshape(sum2, [SETS]), COLUMN)
@@ -207,11 +199,9 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
             lines.buffer.index(at).store(c1_line)
             lines.buffer.index(at + 1).store(c2_line)
         release_to_readers(lines, turn % 2)
-        if exchange.parts_ptr is not None:
+        if exchange.parts_ptr is not None:  # noqa: SIM102, the outer `if` is decided at compile time
             # The counter now counts the members that have read `parts`. The last of them resets it to 0.
-            late(mode.stress, "combine leave", WARPS)
             if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:
-                late(mode.stress, "combine reset", WARPS)
                 gl.store(exchange.counters_ptr + unit, 0)
         turn += 1  # noqa: SIM113
 

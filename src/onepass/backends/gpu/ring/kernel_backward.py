@@ -22,7 +22,6 @@ from .launch import RingView
 from .launch_backward import RingBackwardSplit
 from .parameters import keep
 from .reduce_backward import reduce
-from .stress import fenced, late, spare
 from .work import Work, of_tile
 
 
@@ -35,7 +34,7 @@ def ring_backward(
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ring = Channel(  # a slot is two blocks: x and dy
-        buffer=gl.allocate_shared_memory(x_desc.dtype, [2 * mode.slots + spare(mode.stress), mode.block_i, mode.block_j], x_desc.layout),
+        buffer=gl.allocate_shared_memory(x_desc.dtype, [2 * mode.slots, mode.block_i, mode.block_j], x_desc.layout),
         full=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
     )
@@ -111,9 +110,7 @@ def _load(x_desc, dy_desc, ring, work, view, split, mode: gl.constexpr):
                 o, column = unit * mode.tiles + tile, 0
             row = o * view.reps + (work.member + block * split.members) * mode.block_i
             acquire_to_write(ring, slot, at // mode.slots & 1)
-            if fenced(mode.stress, "load"):  # see `_load_block` of ring/kernel.py
-                fence_async_shared()
-            late(mode.stress, "load copy", 1)
+            fence_async_shared()  # see `_load_block` of ring/kernel.py
             mbarrier.expect(ring.full.index(slot), 2 * BYTES)
             async_load(x_desc, [row, column], ring.full.index(slot), ring.buffer.index(2 * slot))
             async_load(dy_desc, [row, column], ring.full.index(slot), ring.buffer.index(2 * slot + 1))

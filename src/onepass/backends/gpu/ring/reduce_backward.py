@@ -13,7 +13,6 @@ from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, red
 from .parameters import gain_and_term
 from .reduce import by_lanes, by_warps, lane_sums
 from .runs import Run
-from .stress import crowded, late
 
 
 @jit
@@ -135,7 +134,6 @@ def _add(totals, block, dz, x_hat, cells, BLOCK: gl.constexpr):
 def _send(sums, turn, a, b, mode: gl.constexpr):
     """Send two sums to `publish`: vectors with a value for each column or for each warp. Return the number of the next message."""
     acquire_to_write(sums, turn % 2, turn // 2 & 1)
-    late(mode.stress, "reduce moments", mode.warps)
     sums.buffer.index(turn % 2 * 2).store(a)
     sums.buffer.index(turn % 2 * 2 + 1).store(b)
     release_to_readers(sums, turn % 2)
@@ -147,6 +145,4 @@ def _take(ring, at, BLOCK: gl.constexpr, mode: gl.constexpr):
     """Return this member's next blocks of x and dy, in registers. They stay in the ring."""
     slot = at % mode.slots
     acquire_to_read(ring, slot, at // mode.slots & 1)
-    late(mode.stress, "reduce block", mode.warps)
-    crowded(mode.stress, "reduce crowd", ring.buffer, mode.warps)
     return as_float32(ring.buffer.index(2 * slot).load(BLOCK)), as_float32(ring.buffer.index(2 * slot + 1).load(BLOCK))
