@@ -114,13 +114,15 @@ def why_no_library() -> str:
     return ""
 
 
-def plan_launchable(problem: NormProblem, device: torch.device, options: Options, direction: Direction = FORWARD) -> tuple[Plan, Device]:
-    """Return the plan of a direction, and the Device it was made for.
+def plan_launchable(
+    problem: NormProblem, device: torch.device, options: Options, direction: Direction = FORWARD, described: Device | None = None
+) -> tuple[Plan, Device]:
+    """Return the plan of a direction, and the Device it was made for. `described` may say what is known of the device already.
 
     Some families must compile to find out whether they can run here. If one cannot, its reason is stored in the Device, and the
     planner chooses again.
     """
-    described = describe(device)
+    described = described or describe(device)
     while True:
         chosen = plan(problem, described, direction, options)
         family = family_named(chosen.family)
@@ -276,7 +278,7 @@ class Launchers:
 
     @cached_property
     def backward_plan(self) -> Plan:
-        found, _ = plan_launchable(self.problem.for_direction(BACKWARD), self.device, self.options, BACKWARD)
+        found, _ = plan_launchable(self.problem.for_direction(BACKWARD), self.device, self.options, BACKWARD, self._described)
         self._tell(found)
         return found
 

@@ -72,8 +72,8 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
     count, second = prod(problem.stat_shape), packed_stride(problem)[0]
     parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
     present = [name for name in PARAMETERS if getattr(problem, name)]
-    outputs_of = [*gradients, *["counters"] * bool(launches[0].counters)]
-    chain = Chain(steps, ["x", "dy", "statistics", *["dsum"] * dsum, *present], outputs_of, workspace, parts)
+    written = [*gradients, *["counters"] * bool(launches[0].counters)]
+    chain = Chain(steps, ["x", "dy", "statistics", *["dsum"] * dsum, *present], written, workspace, parts)
     outputs = {"dx": New(problem.shape, problem.y_stride, problem.dtype)}
     outputs |= {f"d{name}": New(tuple(t.shape), dense(t).stride(), t.dtype) for name, t in zip(PARAMETERS, params) if t is not None}
     outputs = {name: outputs[name] for name in gradients}
