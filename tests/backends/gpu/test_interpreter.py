@@ -94,6 +94,10 @@ SMALL = {
     Case("layer_norm2d", (2, 24, 3, 5), init="shifted"): ALL,
     Case("switchable_norm", (2, 3, 4, 5), running=True): Runs("row_reread"),
     Case("switchable_norm", (2, 3, 4, 5), "channels_last", evaluate=True, activation="silu"): Runs("row_reread tile_reread"),
+    Case("switchable_norm", (9, 10, 30), running=True, modulate=True): Runs("row_reread"),  # more groups than one program merges
+    Case("switchable_norm", (5, 7), running=True): Runs("row_reread"),
+    Case("switchable_norm", (2, 12, 5), last=True, using_bn=False, init="shifted"): Runs("row_reread tile_reread"),
+    Case("switchable_norm", (150, 3, 2), "channels_last"): Runs("row_reread tile_reread"),  # a group has more sets than a block
 }
 
 
@@ -121,6 +125,35 @@ def test_every_family_within_the_budget(case):
         for refused in [*([dy] if family not in both else []), *([None] if family not in both + forward else [])]:
             with pytest.raises(CannotForce):
                 _evaluate(case, operands, refused, family)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("mix", ["-, k, n", "n k, -", "k, n g", "n g k", "-"])
+def test_mixes_along_any_axes(mix, layout):
+    """With three kept axes, the sets that a norm merges may lie apart in memory."""
+    spec = onepass.NormSpec("n (g k) *l", "*l", "g k", (("k", 3),), eps=1e-5, mix=mix)
+    x, dy = (torch.randn(4, 6, 3, 5).to(memory_format=layout) for _ in range(2))
+    weights = [torch.rand(len(mix.split(","))).softmax(0) for _ in range(2)]
+
+    def run(dtype):
+        x_, *others = operands = [t.to(dtype).requires_grad_() for t in (x, torch.rand(6), torch.rand(6), *weights)]
+        y = onepass.custom_norm(x_, spec, *others[:2], mean_weight=others[2], var_weight=others[3])
+        return y, *torch.autograd.grad(y, operands, dy.to(dtype))
+
+    torch.manual_seed(0)
+    expected = run(torch.float64)
+    torch.manual_seed(0)
+    with onepass.force("row_reread"):
+        found = run(torch.float32)
+    for ours, exact in zip(found, expected):
+        assert (ours - exact).abs().max() <= 1e-4 * exact.abs().max()  # terms of the gradients of weights cancel
+
+
+def test_mixes_of_many_norms_are_left_to_torch():
+    spec = onepass.NormSpec("n (g k) *l", "*l", "g k", (("k", 3),), eps=1e-5, mix="n, g, k")
+    x, weights = torch.randn(4, 6, 3), torch.ones(3) / 3
+    with onepass.force("row_reread"), pytest.raises(CannotForce, match="a mix of more than one norm that merges no sets"):
+        onepass.custom_norm(x, spec, mean_weight=weights, var_weight=weights)
 
 
 def test_every_family_runs_in_both_directions():

@@ -77,7 +77,7 @@ def _check(case, dtype, problem, launches):
     for name in ("mean", "rstd") if problem.spec.centered else ("rstd",):
         found = getattr(statistics, name).float().reshape(problem.stat_shape)
         memory[name] = flat(torch.empty_strided(problem.stat_shape, problem.stat_stride).copy_(found))
-    steps, workspace, gradients, _ = backward.steps_of(problem, launches, backward.ALL, False)
+    steps, workspace, gradients = backward.steps_of(problem, launches, backward.ALL, False)
     memory |= {name: torch.full((size,), torch.nan) for name, size in workspace.items()}
     likes = {f"d{name}": t for name in ("x", "weight", "bias", "scale", "shift") if (t := getattr(operands, name)) is not None}
     memory |= {name: torch.full((likes[name].numel(),), torch.nan, dtype=likes[name].dtype) for name in gradients}

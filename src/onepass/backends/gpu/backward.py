@@ -14,28 +14,35 @@ import torch
 from torch import Tensor
 
 from onepass.backends.family import Backward, Launches
-from onepass.backends.gpu.launch.chain import Chain, pack
+from onepass.backends.gpu.launch.chain import Chain
 from onepass.backends.gpu.launch.chain import Step as ChainStep
 from onepass.backends.gpu.launch.kernel import Kernel, dense
 from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS, BackwardLaunch, BackwardOptions, needs_set_sums
 from onepass.backends.gpu.partials.parameters import maps
-from onepass.backends.gpu.partials.sums import NAMES, Step, SumsLaunch
-from onepass.core.mixing import MixedStatistics, mix_statistics
-from onepass.core.moments import Moments
+from onepass.backends.gpu.partials.sums import NAMES, SumsLaunch
 from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
 
 from .arguments import statistic
 from .forward import counters_for, why_not_launchable
+from .mix.launch import (
+    MixingLaunch,
+    MixWeightsLaunch,
+    operand_names,
+    operands_of,
+    workspace_sizes,
+)
 
 SET_SUMS = NAMES["sets"]  # c1 and c2
 
-ALL = Needs(*[True] * len(Needs._fields))
+WEIGHTS = "mean_weight", "var_weight"  # of a mix
 
-MIXED = {name: f"mixed {name}" for name in SET_SUMS}  # the sums after a mix
+Step = BackwardLaunch | SumsLaunch | MixingLaunch
+
+ALL = Needs(*[True] * len(Needs._fields))
 
 
 def backward(problem: NormProblem, launches: Launches) -> Backward:
@@ -68,6 +75,10 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
         options = BackwardOptions(needs, dsum, step is writer and (wanted["param"] or wanted["modulation"]), single)
         if isinstance(step, SumsLaunch):
             used = wanted[step.of] and step.needed
+        elif isinstance(step, MixWeightsLaunch):
+            used = needs.mean_weight or needs.var_weight
+        elif isinstance(step, MixingLaunch):
+            used = wanted["sets"] or not step.on_gradients
         else:
             used = options.writes_cells or (step.apply and needs.x) or (step.reduce and wanted["sets"])
         kept += [(step, options)] if used else []
@@ -104,7 +115,6 @@ class _Steps(NamedTuple):
     steps: list[ChainStep]
     workspace: dict[str, int]  # the sizes of cells, and of the sums of sets if one launch passes them to another
     gradients: list[str]
-    apply_at: int  # the place of the first step that computes dx
 
 
 def steps_of(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> _Steps:
@@ -115,10 +125,10 @@ def steps_of(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool)
         sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
     if parts := sum(step.partial_sums for step, _ in made if isinstance(step, BackwardLaunch)):
         sizes["parts"] = parts
+    sizes |= workspace_sizes(problem)
     steps = [ChainStep(kernel, [*kernel.descriptors, *(_operand(step, name, sizes) for name in kernel.pointers)]) for step, kernel in made]
-    applies = [isinstance(step, BackwardLaunch) and step.apply for step, _ in made]
-    gradients = [f"d{name}" for name in ("x", *PARAMETERS) if getattr(needs, name)]
-    return _Steps(steps, sizes, gradients, applies.index(True) if True in applies else len(made))
+    gradients = [f"d{name}" for name in ("x", *PARAMETERS, *WEIGHTS) if getattr(needs, name)]
+    return _Steps(steps, sizes, gradients)
 
 
 def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
@@ -126,8 +136,12 @@ def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
     if isinstance(step, SumsLaunch):
         name = NAMES[step.of][int(pointer[-1]) - 1]
         return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
-    if pointer in SET_SUMS:
-        return _cells(pointer) if not step.apply and _cells(pointer) in workspace else pointer
+    if isinstance(step, MixingLaunch):
+        return pointer
+    if pointer in SET_SUMS and not step.apply:
+        return _cells(pointer) if _cells(pointer) in workspace else pointer
+    if pointer in ("mean", *SET_SUMS):
+        return f"mixed_{pointer}" if f"mixed_{pointer}" in workspace else pointer
     return _cells(pointer[1:]) if _cells(pointer[1:]) in workspace else pointer
 
 
@@ -160,16 +174,10 @@ class _Run:
 
     def __init__(self, problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> None:
         self.problem, self.launches, self.needs, self.constant = problem, launches, _possible(problem, needs), has_sets_of_one(problem)
-        steps, workspace, gradients, apply_at = steps_of(problem, launches, needs, dsum)
-        mean = ["mean"] * (problem.spec.centered and not problem.from_y)
-        inputs = ["x", "dy", *["dsum"] * dsum, *(name for name in PARAMETERS if getattr(problem, name)), *mean, "rstd"]
-        if not problem.spec.mix:
-            self.chain = Chain(steps, inputs, [*gradients, *["counters"] * bool(launches[0].counters)], workspace)
-            return
-        parts, self.size = pack("workspace", workspace)
-        self.chain = Chain(steps[:apply_at], inputs, [*gradients, "workspace"], parts=parts)
-        after = [ChainStep(kernel, [MIXED.get(name, name) for name in operands]) for kernel, operands in steps[apply_at:]]
-        self.after_mix = Chain(after, [*inputs, *MIXED.values()], [*gradients, "workspace"], parts=parts)
+        steps, workspace, gradients = steps_of(problem, launches, needs, dsum)
+        own = [*["mean"] * (problem.spec.centered and not problem.from_y), *["var"] * bool(problem.spec.mix), "rstd"]
+        inputs = ["x", "dy", *["dsum"] * dsum, *(name for name in PARAMETERS if getattr(problem, name)), *own, *operand_names(problem)]
+        self.chain = Chain(steps, inputs, [*gradients, *["counters"] * bool(launches[0].counters)], workspace)
 
     def __call__(self, dy: Tensor, dsum: Tensor | None, saved: SavedTensors) -> Gradients:
         x, weight, bias, mean, rstd, var, scale, shift = saved[:8]
@@ -177,48 +185,27 @@ class _Run:
         if device != current_device():
             with torch.cuda.device(device):
                 return self(dy, dsum, saved)
-        mean, rstd, mixed = statistic(mean, problem), statistic(rstd, problem), None
-        if problem.spec.mix:
-            mixed = _mix(problem, mean, statistic(var, problem), saved)
-            mean = laid_out(mixed.mean, problem.stat_stride)
+        mean, var, rstd = statistic(mean, problem), statistic(var, problem), statistic(rstd, problem)
         if self.constant and rstd is not None:
             rstd = torch.zeros_like(rstd)
         x = laid_out(x, problem.y_stride) if problem.copied else x
         dy, dsum = laid_out(dy, problem.y_stride), None if dsum is None else laid_out(dsum, problem.y_stride)
         x, dy = aligned(self.launches, x), aligned(self.launches, dy)
         params = [dense(t) for t in (weight, bias, scale, shift)]
-        inputs = [t for t in (x, dy, dsum, *params, None if problem.from_y else mean, rstd) if t is not None]
-        grads = self._gradients(params)
+        own = None if problem.from_y else mean, var, rstd
+        inputs = [*[t for t in (x, dy, dsum, *params, *own) if t is not None], *operands_of(problem, saved)]
+        grads = self._gradients(params, saved)
         outputs = [t for t in grads if t is not None]
-        if mixed is not None:
-            return Gradients(*grads, *self._through_mix(device, inputs, outputs, mixed, rstd))
         self.chain.launch(device, inputs, [*outputs, *counters_for(self.launches, device)])
-        return Gradients(*grads)
+        weights = (t if t is None or w is None else t.to(w.dtype) for t, w in zip(grads[5:], (saved.mean_weight, saved.var_weight)))
+        return Gradients(*grads[:5], *weights)
 
-    def _gradients(self, params: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return new tensors for dx and the gradients of the parameters; None for those that are not needed."""
+    def _gradients(self, params: Sequence[Tensor | None], saved: SavedTensors) -> list[Tensor | None]:
+        """Return new tensors for dx and the gradients of the parameters and of the weights of a mix; None for those not needed."""
         problem, needs = self.problem, self.needs
         grads: list[Tensor | None] = [allocate(problem.shape, problem.y_stride, problem.dtype) if needs[0] else None]
         for param, needed in zip(params, needs[1:5]):
             grads.append(new_gradient(param) if needed and param is not None else None)
+        for weight, needed in zip((saved.mean_weight, saved.var_weight), needs[5:7]):
+            grads.append(allocate((len(weight),), (1,), torch.float32) if needed and weight is not None else None)
         return grads
-
-    def _through_mix(
-        self, device: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], mixed: MixedStatistics, rstd: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        """Launch the sums of sets, mix them, and launch the rest. Return the gradients of the weights of the mix."""
-        workspace = allocate((self.size,), (1,), torch.float32)
-        self.chain.launch(device, inputs, [*outputs, workspace])
-        problem, count = self.problem, mixed.sets.count
-        places = (self.chain.parts[name].start + workspace.storage_offset() for name in SET_SUMS)
-        own = (workspace.as_strided(problem.stat_shape, problem.stat_stride, place) / count for place in places)
-        c1, c2, *weights = mixed.gradient(*own, rstd)  # pyright: ignore[reportCallIssue]
-        sums = [laid_out(c * count, problem.stat_stride) for c in (c1, c2)]
-        self.after_mix.launch(device, [*inputs, *sums], [*outputs, workspace])
-        return tuple(weights)
-
-
-def _mix(problem: NormProblem, mean: Tensor | None, var: Tensor | None, saved: SavedTensors) -> MixedStatistics:
-    assert problem.x is not None and mean is not None and var is not None
-    count = problem.x.reps * problem.x.run
-    return mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), saved)

@@ -20,14 +20,13 @@ from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.source import INTERPRETED
 from onepass.backends.gpu.launch.stream import allocate, current_device, current_raw_stream
 from onepass.backends.gpu.ring.launch import RESET
-from onepass.core.mixing import mix_statistics
-from onepass.core.moments import Moments
 from onepass.core.operands import OptionalOperands, Result
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
 
 from .arguments import statistic
 from .launches import FLIP, ForwardOptions
+from .mix.launch import operand_names, operands_of, workspace_sizes
 
 COUNTERS = {FLIP: Counters(), RESET: Counters()}
 
@@ -51,8 +50,6 @@ def kernels(
 
 def forward(problem: NormProblem, launches: Launches, statistics: bool = True, stress: str | None = None) -> Forward:
     """Return the launcher for all operands. Its Result has statistics if `statistics`, and the sum if there is a residual."""
-    if problem.spec.mix:
-        return _mixed_forward(problem, launches)
     odd = for_odd_address(problem, launches, lambda unaligned, planned: forward(unaligned, planned, statistics, stress))
     kept = _statistics(problem, statistics)
     plain = chain_for(problem, launches, kept, statistics, stress=stress)
@@ -68,7 +65,7 @@ def forward(problem: NormProblem, launches: Launches, statistics: bool = True, s
         if odd and x.data_ptr() % ALIGNMENT:
             return odd()(x, weight, bias, mean, var, optional)
         residual, total = optional[0], None
-        inputs = [dense(t) for t in (weight, bias, optional[1], optional[2]) if t is not None]
+        inputs = [*[dense(t) for t in (weight, bias, optional[1], optional[2]) if t is not None], *operands_of(problem, optional)]
         y, rstd = allocate(problem.shape, problem.y_stride, problem.dtype), None
         outputs = [y]
         if problem.given:
@@ -120,6 +117,8 @@ def why_not_launchable(made: Sequence[Kernel], experimental: bool, device: torch
 
 def _statistics(problem: NormProblem, wanted: bool) -> tuple[str, ...]:
     """Return the names of the statistics that the kernels compute for the caller."""
+    if problem.spec.mix:
+        return "mean", "rstd", "var"
     if problem.given or not wanted:
         return ()
     return (*["mean"] * problem.spec.centered, "rstd", *["var"] * problem.track)
@@ -199,10 +198,17 @@ def chain_of(
     """Return a chain with these outputs, then counters if the launch needs them, then the sum if there is a `residual`."""
     steps = []
     for launch, kernel in zip(launches, made):
-        names = ["sum" if name == "x" and residual and launch.reads_statistics else name for name in kernel.pointers]
+        names: list[str] = list(kernel.pointers)
+        if launch.reads_statistics:
+            renamed = {**({"x": "sum"} if residual else {}), **({"mean": "mixed_mean"} if problem.spec.mix else {})}
+            names = [renamed.get(name, name) for name in names]
         steps.append(Step(kernel, [*kernel.descriptors, *names]))
     outputs = *outputs, *["counters"] * bool(launches[0].counters), *["sum"] * residual
-    sizes = {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")} | {"parts": launches[0].partial_moments}
+    sizes = (
+        {name: prod(problem.stat_shape) for name in ("mean", "rstd", "var")}
+        | {"parts": launches[0].partial_moments}
+        | workspace_sizes(problem)
+    )
     used, known = dict.fromkeys(name for step in steps for name in step.operands), {*inputs, *outputs, *(parts or {})}
     return Chain(steps, inputs, outputs, {name: sizes[name] for name in used if name in sizes and name not in known}, parts)
 
@@ -212,40 +218,5 @@ def parameters(problem: NormProblem) -> list[str]:
 
 
 def _given(problem: NormProblem) -> list[str]:
-    """Return the names of the statistics that the caller passes."""
-    return [*["mean"] * problem.spec.centered, "var"] if problem.given else []
-
-
-def _mixed_forward(problem: NormProblem, launches: Launches) -> Forward:
-    """Return a launcher that mixes the statistics of several norms after one chain computed them and before another applies them."""
-    made = kernels(problem, launches, True)
-    last = next(at for at, launch in enumerate(launches) if launch.reads_statistics)
-    inputs, own = parameters(problem), [*["mean"] * problem.spec.centered, "var"]
-    reduce = chain_of(problem, launches[:last], made[:last], ["x"], own)
-    apply = chain_of(problem, launches[last:], made[last:], ["x", *inputs, "mean", "rstd"], ["y"])
-
-    def launch(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands, /
-    ) -> Result:
-        device = x.get_device()
-        if device != current_device():
-            with torch.cuda.device(device):
-                return launch(x, weight, bias, mean, var, optional)
-        params = [dense(t) for t in (weight, bias, optional.scale, optional.shift) if t is not None]
-        y, x = allocate(problem.shape, problem.y_stride, problem.dtype), readable(problem, launches, x)
-        found = [allocate(problem.stat_shape, problem.stat_stride, torch.float32) for _ in own]
-        reduce.launch(device, [x], found)
-        own_mean, _, own_var = _named(own, found)
-        mixed_mean, rstd = _mixed(problem, own_mean, own_var, optional)
-        apply.launch(device, [x, *params, mixed_mean, rstd], [y])
-        return Result(y, own_mean, rstd, own_var)
-
-    return launch
-
-
-def _mixed(problem: NormProblem, mean: Tensor | None, var: Tensor | None, optional: OptionalOperands) -> tuple[Tensor, Tensor]:
-    """Return the (mean, rstd) that a mix applies, from the mean and variance of each set."""
-    assert problem.x is not None and mean is not None and var is not None
-    count = problem.x.reps * problem.x.run
-    mixed = mix_statistics(problem.spec, problem.shape, Moments(count, mean, var * count), optional)
-    return laid_out(mixed.mean, problem.stat_stride), laid_out(torch.rsqrt(mixed.var + problem.spec.eps), problem.stat_stride)
+    """Return the names of the statistics that the caller passes, or of the operands of a mix."""
+    return [*["mean"] * problem.spec.centered, "var"] if problem.given else operand_names(problem)

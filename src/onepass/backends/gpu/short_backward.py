@@ -68,7 +68,7 @@ def _run(problem: NormProblem, launches: Launches, needs: Needs, x: Tensor, para
 
     It reads only shapes and dtypes from `params`. These stay the same in later calls, because a launcher serves one kind of call.
     """
-    steps, workspace, gradients, _ = steps_of(problem, launches, needs, dsum)
+    steps, workspace, gradients = steps_of(problem, launches, needs, dsum)
     count, second = prod(problem.stat_shape), packed_stride(problem)[0]
     parts = {"mean": Part("statistics", 0, count), "rstd": Part("statistics", second, second + count)}
     present = [name for name in PARAMETERS if getattr(problem, name)]

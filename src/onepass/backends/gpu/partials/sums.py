@@ -137,7 +137,7 @@ def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]
     return [(size, {"r": p.b, "s": p.c}.get(kind, 0))]
 
 
-def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
+def five_factors(factors: Sequence[Factor]) -> list[Factor] | None:
     """Merge neighbouring factors, and return five as [summed, kept, summed, kept, summed], or None if five are too few.
 
     A slot that no factor fills has size 1.
@@ -159,18 +159,18 @@ def _slots(factors: Sequence[Factor]) -> list[Factor] | None:
 
 
 def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, unit: int, device: Device) -> SumsLaunch | None:
-    """Return the launch that adds up cells with these axes, or None if `_slots` needs more than five factors for them."""
-    slots = _slots([factor for axis in axes for factor in _factors(axis, p, w, unit)])
-    if slots is None:
+    """Return the launch that adds up cells with these axes, or None if `five_factors` needs more than five factors for them."""
+    found = five_factors([factor for axis in axes for factor in _factors(axis, p, w, unit)])
+    if found is None:
         return None
-    sizes = tuple(size for size, _ in slots)
+    sizes = tuple(size for size, _ in found)
     kept = sizes[1] * sizes[3]
     reduced = prod(sizes) // kept
     block_i, block_j = min(power_of_two(reduced), 256), min(8 if kept <= 16384 else 32, power_of_two(kept))
     return SumsLaunch(
         of=of,
         sizes=sizes,  # pyright: ignore[reportArgumentType]
-        strides=(slots[1][1], slots[3][1]),
+        strides=(found[1][1], found[3][1]),
         programs=ceil(kept / block_j),
         warps=warps_for(block_i * block_j // 4, device),
         block_i=block_i,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onepass.backends.family import BACKWARD, Direction, Launches
 from onepass.backends.gpu.family import TrafficFamily
+from onepass.backends.gpu.mix.launch import why_no_mix, with_mix
 from onepass.backends.gpu.support import why_no_single_read, why_no_statistics
 from onepass.backends.gpu.walk import ROW
 from onepass.core.device import Device
@@ -43,9 +44,9 @@ class RowReread(TrafficFamily):
     walks = (ROW,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        reasons = why_no_statistics(problem, device)
+        reasons = why_no_statistics(problem, device) or why_no_mix(problem)
         return reasons or (schedule_backward.row_reread_unsupported(problem, device) if direction == BACKWARD else [])
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.row_reread_launches if direction == BACKWARD else schedule.row_reread_launches
-        return launches(problem, device, batch_invariant)
+        return with_mix(problem, device, direction, launches(problem, device, batch_invariant))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onepass.backends.family import BACKWARD, Direction, Launches
 from onepass.backends.gpu.family import TrafficFamily
+from onepass.backends.gpu.mix.launch import why_no_mix, with_mix
 from onepass.backends.gpu.support import why_no_single_read, why_no_statistics
 from onepass.backends.gpu.walk import TILE
 from onepass.core.device import Device
@@ -43,11 +44,11 @@ class TileReread(TrafficFamily):
     walks = (TILE,)
 
     def unsupported(self, problem: NormProblem, device: Device, direction: Direction) -> list[str]:
-        reasons, x = why_no_statistics(problem, device), problem.x
+        reasons, x = why_no_statistics(problem, device) or why_no_mix(problem), problem.x
         if not reasons and x is not None and x.reps == 1:
             return ["a set is one run: there is nothing to reduce across"]
         return reasons or (schedule_backward.tile_reread_unsupported(problem, device) if direction == BACKWARD else [])
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.tile_reread_launches if direction == BACKWARD else schedule.tile_reread_launches
-        return launches(problem, device, batch_invariant)
+        return with_mix(problem, device, direction, launches(problem, device, batch_invariant))

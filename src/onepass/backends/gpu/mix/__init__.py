@@ -1,0 +1,1 @@
+"""Small kernels that mix the statistics of several norms, and the gradients of these statistics."""
