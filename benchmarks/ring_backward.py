@@ -1,15 +1,17 @@
 """Repeats and times launches of the backward of `ring`, which the planner does not use yet: some of them hang (docs/notes/backward.md).
 
 Each launch runs many times. All its runs must give the same bits, gradients close to those of the planner's launches, and counters that are
-0 again. If a launch hangs, the process names it and ends with status 3. On a Hopper GPU, run
+0 again. If a launch hangs, the process names it, prints the counters that are not 0, and ends with status 3. On a Hopper GPU, run
 `python -m benchmarks.ring_backward --kind blocks --repeats 300`. `--list` prints the launches and `--compile` compiles them, without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -122,6 +124,37 @@ def measure(row: Row, device: Device, repeats: int, each: int, watchdog: Watchdo
     return [[row.name, f"{least * 1e6:.1f}", "1", ""], *lines]
 
 
+class Counters:
+    """Copies the counters of `ring` while a launch hangs: on a stream of its own, to memory that was allocated before."""
+
+    def __init__(self) -> None:
+        self.stream, self.host = torch.cuda.Stream(), torch.empty(4096, dtype=torch.int32, pin_memory=True)
+
+    def report(self) -> str:
+        """Return the counters that are not 0. A unit has one, which counts the members that stored their sums, and then those that left."""
+        from onepass.backends.gpu import forward
+        from onepass.backends.gpu.ring.launch import RESET
+
+        lines = []
+        for of_stream in forward.COUNTERS[RESET].eager:
+            with torch.cuda.stream(self.stream):
+                found = self.host[: len(of_stream)].copy_(of_stream[: len(self.host)], non_blocking=True)
+                self.stream.synchronize()
+            lines += [f"unit {unit}: {count}" for unit, count in enumerate(found.tolist()) if count]
+        return "; ".join(lines) or "all counters are 0"
+
+
+def _leave(counters: Counters) -> Callable[[int], None]:
+    """Return a function that prints the counters and ends the process."""
+
+    def leave(status: int) -> None:
+        threading.Timer(10.0, os._exit, [status]).start()  # if the copy hangs, too
+        print(counters.report(), flush=True)
+        os._exit(status)
+
+    return leave
+
+
 def _faults(run: partial[Gradients], expected: Gradients, repeats: int, counters: list[Tensor]) -> str:
     """Run a launch many times. Return what is wrong with the results, in words; "" if nothing is."""
     first, other, dirty = run(), 0, 0
@@ -158,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.compile:
         print(f"{compile_all(rows, args.each)} kernels are in the cache of Triton")
         return 0
-    lines, watchdog, device = [["launch", "µs", "of copy speed", "faults"]], Watchdog(print), describe(torch.device("cuda"))
+    lines, watchdog = [["launch", "µs", "of copy speed", "faults"]], Watchdog(print, leave=_leave(Counters()))
+    device = describe(torch.device("cuda"))
     for row in progress(rows, len(rows), lambda row: row.name, log=True):
         lines += measure(row, device, args.repeats, args.each, watchdog)
     watchdog.end()

@@ -7,14 +7,15 @@ They are added in the same order by each member, so two runs give the same bits.
 """
 
 from onepass.backends.gpu.device.affine import fold_affine
-from onepass.backends.gpu.device.axes import AXIS_R, AXIS_S, AXIS_T, NO_AXIS
+from onepass.backends.gpu.device.axes import AXIS_O, AXIS_R, AXIS_S, AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.gradients import store_cells
+from onepass.backends.gpu.device.groups import Place
 
 from .apply_backward import LINES, VALUES
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS, load_parts, overlap, part_of, set_of
 from .gluon import barrier, gl, jit
-from .known import BLOCKS, COLUMNS, ELEMENTS, KNOWN, SET, place_of_block, place_of_columns, store_lines
+from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET, place_of_block, place_of_columns, store_lines
 from .layouts import part_layout
 
 
@@ -54,12 +55,10 @@ def _tell(known, turn, unit, affine, values, view, maps, split, norm: gl.constex
 @jit
 def _messages(work, mode: gl.constexpr):
     """Return how often `reduce` sends sums for each unit."""
-    if mode.kind == BLOCKS:
-        messages = mode.tiles * work.blocks
-    elif mode.kind == SET:
-        messages = 1
-    else:
+    if mode.kind == COLUMNS or mode.kind == ELEMENTS:
         messages = mode.tiles
+    else:
+        messages = 1
     return messages
 
 
@@ -73,42 +72,62 @@ def _of_sets(
     """
     if mode.kind == COLUMNS:
         sum1, sum2 = _of_columns(sums, at, unit, set_, affine, cells, work, view, maps, split, norm, mode, WARPS)
+    elif mode.kind == BLOCKS:
+        sum1, sum2 = _of_blocks(sums, at, unit, set_, affine, cells, work, total, maps, split, norm, mode, WARPS)
     else:
-        sum1, sum2 = _of_blocks(sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
+        sum1, sum2 = _of_tiles(sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
     return sum1, sum2
 
 
 @jit
-def _of_blocks(
+def _of_tiles(
     sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
-    """The same, if the elements of a block are in one set: each message has the sums of all warps."""
+    """The same, if each message has the sums of all warps, of a unit (SET) or of a tile (ELEMENTS, whose cells are stored at the end)."""
     TILES: gl.constexpr = 1 if mode.kind == SET else mode.tiles
     WARP: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     sum1 = gl.zeros([mode.sets], gl.float32, WARP)
     sum2 = sum1
     for tile in range(TILES):
-        tile1 = 0.0
-        tile2 = 0.0
-        for block in range(work.blocks if mode.kind == BLOCKS else 1):
-            slot = at % 2
-            place = place_of_block(unit, tile, block, work, total, split, mode)
-            gain = 1.0
-            if mode.kind != ELEMENTS:
-                gain, _ = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)  # before the wait, because these loads take a while
-            acquire_to_read(sums, slot, at // 2 & 1)
-            a, b = gl.sum(sums.buffer.index(slot * 2).load(WARP), 0), gl.sum(sums.buffer.index(slot * 2 + 1).load(WARP), 0)
-            release_to_writer(sums, slot)
-            if mode.kind == SET:
-                cell = (place.o * split.members + work.member).to(gl.int64) * view.sets + place.s
-                store_cells(cells, cell, place.i_inside, a, b, affine, maps, place, norm, NO_AXIS, NO_AXIS)
-            elif mode.kind == BLOCKS:
-                cell = place.o.to(gl.int64) * split.blocks_of_run + work.member + block * split.members
-                store_cells(cells, cell, place.i_inside, a, b, affine, maps, place, norm, NO_AXIS, NO_AXIS)
-            tile1 += b * gain
-            tile2 += a * gain
-            at += 1
-        sum1, sum2 = gl.where(set_ == tile, tile1, sum1), gl.where(set_ == tile, tile2, sum2)
+        slot = (at + tile) % 2
+        place = place_of_block(unit, tile, 0, work, total, split, mode)
+        gain = 1.0
+        if mode.kind == SET:
+            gain, _ = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, NO_AXIS)  # before the wait, because these loads take a while
+        acquire_to_read(sums, slot, (at + tile) // 2 & 1)
+        a, b = gl.sum(sums.buffer.index(slot * 2).load(WARP), 0), gl.sum(sums.buffer.index(slot * 2 + 1).load(WARP), 0)
+        release_to_writer(sums, slot)
+        if mode.kind == SET:
+            cell = (place.o * split.members + work.member).to(gl.int64) * view.sets + place.s
+            store_cells(cells, cell, place.i_inside, a, b, affine, maps, place, norm, NO_AXIS, NO_AXIS)
+        sum1, sum2 = gl.where(set_ == tile, b * gain, sum1), gl.where(set_ == tile, a * gain, sum2)
+    return sum1, sum2
+
+
+@jit
+def _of_blocks(
+    sums, at, unit, set_, affine, cells, work, total, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
+):  # fmt: skip
+    """The same, if each message has the sums of all blocks of a unit, of shape [BLOCKS_OF_UNIT, warps]. A lane takes one block."""
+    LANE: gl.constexpr = gl.BlockedLayout([1, mode.warps], [32, 1], [WARPS, 1], [1, 0])
+    slot = at % 2
+    number = gl.arange(0, BLOCKS_OF_UNIT, gl.SliceLayout(1, LANE))
+    tile, block = number // work.blocks, number % work.blocks
+    place = place_of_block(unit, tile, block, work, total, split, mode)
+    inside = (tile < mode.tiles) & place.i_inside
+    place = Place(o=place.o, r=0, s=0, t=place.t, i_inside=inside, j_inside=inside)
+    gain, _ = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_T, NO_AXIS)  # before the wait, because these loads take a while
+    acquire_to_read(sums, slot, at // 2 & 1)
+    a, b = gl.sum(sums.buffer.index(slot * 2).load(LANE), 1), gl.sum(sums.buffer.index(slot * 2 + 1).load(LANE), 1)
+    release_to_writer(sums, slot)
+    cell = place.o.to(gl.int64) * split.blocks_of_run + work.member + block * split.members
+    store_cells(cells, cell, inside, a, b, affine, maps, place, norm, AXIS_O | AXIS_T, NO_AXIS)
+    sum1 = gl.zeros([mode.sets], gl.float32, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    sum2 = sum1
+    for this in range(mode.tiles):
+        here = inside & (tile == this)
+        sum1 = gl.where(set_ == this, gl.sum(gl.where(here, b * gain, 0.0), 0), sum1)
+        sum2 = gl.where(set_ == this, gl.sum(gl.where(here, a * gain, 0.0), 0), sum2)
     return sum1, sum2
 
 

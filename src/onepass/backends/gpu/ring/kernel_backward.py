@@ -17,7 +17,7 @@ from .channel import Channel, acquire_to_write
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS
 from .exchange_backward import combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
-from .known import COLUMNS, ELEMENTS, KNOWN, SET, Totals
+from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET, Totals
 from .launch import RingView
 from .launch_backward import RingBackwardSplit
 from .parameters import keep
@@ -38,8 +38,8 @@ def ring_backward(
         full=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [mode.slots, 1], MBARRIER),
     )
-    sums = Channel(  # two slots, one message each: two sums for each column of a tile, or for each warp
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * 2, mode.block_j if mode.kind == COLUMNS else mode.warps], PLAIN),
+    sums = Channel(  # two slots, one message each: two sums for each column of a tile, for each warp, or for each block and warp
+        buffer=_messages(mode),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
@@ -79,6 +79,16 @@ def ring_backward(
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
         [104, 96, 96, 24],
     )
+
+
+@jit
+def _messages(mode: gl.constexpr):
+    if mode.kind == BLOCKS:
+        buffer = gl.allocate_shared_memory(gl.float32, [2 * 2, BLOCKS_OF_UNIT, mode.warps], gl.SwizzledSharedLayout(1, 1, 1, [0, 1]))
+    else:
+        sums: gl.constexpr = mode.block_j if mode.kind == COLUMNS else mode.warps
+        buffer = gl.allocate_shared_memory(gl.float32, [2 * 2, sums], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return buffer
 
 
 @jit

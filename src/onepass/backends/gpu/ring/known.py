@@ -15,10 +15,13 @@ from onepass.backends.gpu.device.groups import Place
 
 from .exchange import set_of
 from .gluon import barrier, gl, jit, mbarrier
+from .launch_backward import BLOCKS_OF_UNIT as _BLOCKS_OF_UNIT
 from .launch_backward import KINDS
 from .parameters import fill
 
 COLUMNS, BLOCKS, SET, ELEMENTS = (gl.constexpr(kind) for kind in KINDS)
+
+BLOCKS_OF_UNIT = gl.constexpr(_BLOCKS_OF_UNIT)
 
 KNOWN = gl.constexpr(4)  # lines of a tile: mean, rstd, gain and term
 

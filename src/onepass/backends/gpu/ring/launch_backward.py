@@ -26,12 +26,15 @@ from .launch import RESET, RingView
 
 # Kinds of launches: which elements share their parameters, and so the sums a = Σ dz·x_hat and b = Σ dz.
 COLUMNS = "columns"  # those of a column. `reduce` sends the sums of each tile
-BLOCKS = "blocks"  # those of a block; a tile is one long run, in a folded walk (gpu/walk.py). `reduce` sends the sums of each block
+# Those of a block; a tile is one long run, in a folded walk (gpu/walk.py). `reduce` sends the sums of all blocks of a unit at once.
+BLOCKS = "blocks"
 SET = "set"  # those of a unit, which is one set. `reduce` sends the sums of each unit
 # A tile is one long run, and each of its elements has its own parameters. A member has the same elements of every run. So it keeps their
 # sums in shared memory until the end, and `reduce` sends the sums of wdy·x_hat and wdy for each tile.
 ELEMENTS = "elements"
 KINDS = COLUMNS, BLOCKS, SET, ELEMENTS
+
+BLOCKS_OF_UNIT = 32  # BLOCKS: a member has at most as many blocks of a unit, since the lanes of a warp keep their sums
 
 LINES_OF_COLUMN = 10  # float32 numbers in shared memory for each column of a unit: what `reduce` and `apply` must know of it
 

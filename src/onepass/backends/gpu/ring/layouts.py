@@ -77,3 +77,9 @@ def flat_layout(columns, warps):
     """Return the layout of a block that is read one element at a time: neighbouring threads have neighbouring elements."""
     wide = min(max(columns // 32, 1), warps)
     return gl.BlockedLayout([1, 1], [max(32 // columns, 1), min(columns, 32)], [warps // wide, wide], [1, 0])
+
+
+@constexpr_function
+def message_layout(warps):
+    """Return the layout of sums of blocks, of shape [BLOCKS_OF_UNIT, warps]: a warp has its own sums, and a lane those of one block."""
+    return gl.BlockedLayout([1, 1], [32, 1], [1, warps], [1, 0])

@@ -8,8 +8,21 @@ and b = Σ dz over elements that share their parameters. The kinds of ring/launc
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .elements import as_float32, slopes
 from .gluon import gl, jit
-from .known import BLOCKS, COLUMNS, ELEMENTS, KNOWN, SET, after, begin_totals, load_line, of_block, place_of_block, store_totals
-from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, reduce_layout, rows_at_a_time, steps_layout
+from .known import (
+    BLOCKS,
+    BLOCKS_OF_UNIT,
+    COLUMNS,
+    ELEMENTS,
+    KNOWN,
+    SET,
+    after,
+    begin_totals,
+    load_line,
+    of_block,
+    place_of_block,
+    store_totals,
+)
+from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, message_layout, reduce_layout, rows_at_a_time, steps_layout
 from .parameters import gain_and_term
 from .reduce import by_lanes, by_warps, lane_sums
 from .runs import Run
@@ -66,12 +79,13 @@ def _reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mo
 def _reduce_sets(
     ring, sums, kept, totals, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
 ):  # fmt: skip
-    """Compute the sums of blocks, of runs or of sets: of each warp, which `publish` adds up."""
+    """Compute the sums of blocks, of runs or of sets: those of each warp, which `publish` adds up."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
     LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
     WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
     HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
+    MESSAGE: gl.constexpr = message_layout(mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     if mode.kind == ELEMENTS:
@@ -83,6 +97,9 @@ def _reduce_sets(
     zero = gl.zeros([HIGH, WIDE], gl.float32, gl.SliceLayout(0, gl.SliceLayout(3, LANES)))
     a = zero
     b = zero
+    unit_a = gl.zeros([BLOCKS_OF_UNIT, mode.warps], gl.float32, MESSAGE)
+    unit_b = unit_a
+    number = gl.expand_dims(gl.arange(0, BLOCKS_OF_UNIT, gl.SliceLayout(1, MESSAGE)), 1)
     for unit in range(work.team, work.units, split.teams):
         for tile in range(mode.tiles):
             for block in range(work.blocks):
@@ -108,17 +125,27 @@ def _reduce_sets(
                 b += lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
                 at += 1
                 if mode.kind == BLOCKS:
-                    turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
+                    this = number == tile * work.blocks + block
+                    unit_a = gl.where(this, _of_warps(a, MESSAGE, mode), unit_a)
+                    unit_b = gl.where(this, _of_warps(b, MESSAGE, mode), unit_b)
                     a, b = zero, zero
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
             if mode.kind == ELEMENTS:
                 turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
                 a, b = zero, zero
+        if mode.kind == BLOCKS:
+            turn = _send(sums, turn, unit_a, unit_b, mode)
         if mode.kind == SET:
             turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
             a, b = zero, zero
     if mode.kind == ELEMENTS:
         store_totals(totals, affine, cells, maps, work, view, split, norm, mode, BLOCK)
+
+
+@jit
+def _of_warps(lanes, MESSAGE: gl.constexpr, mode: gl.constexpr):
+    """Add up the values of the lanes of each warp. Return the sums of the warps, of shape [1, warps]."""
+    return gl.expand_dims(gl.convert_layout(gl.sum(by_warps(lanes, mode.warps), 1), gl.SliceLayout(0, MESSAGE)), 0)
 
 
 @jit
@@ -132,7 +159,7 @@ def _add(totals, block, dz, x_hat, cells, BLOCK: gl.constexpr):
 
 @jit
 def _send(sums, turn, a, b, mode: gl.constexpr):
-    """Send two sums to `publish`: vectors with a value for each column or for each warp. Return the number of the next message."""
+    """Send sums of both kinds: for each column, for each warp, or for each block and warp. Return the number of the next message."""
     acquire_to_write(sums, turn % 2, turn // 2 & 1)
     sums.buffer.index(turn % 2 * 2).store(a)
     sums.buffer.index(turn % 2 * 2 + 1).store(b)
