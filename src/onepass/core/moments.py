@@ -108,5 +108,6 @@ def merge_along(p: Moments, dims: Sequence[int]) -> Moments:
         return p
     assert p.mean is not None
     mean = average(p.mean, dims)
-    m2 = total(p.m2, dims) + total((p.mean - mean).square(), dims) * p.count
+    away = p.mean - mean
+    m2 = total(torch.addcmul(p.m2, away, away, value=p.count), dims)
     return Moments(p.count * prod([p.mean.shape[dim] for dim in dims]), mean, m2)

@@ -87,7 +87,8 @@ def switchable_norm(
         return Moments(count, result.mean, result.var * count)
 
     def update(result: Result) -> None:
-        batch = merge_along(moments_of(result), [0])
+        assert result.var is not None
+        batch = merge_along(Moments(1, result.mean, result.var), [0])  # all sets have equally many elements, so one for each will do
         update_running(running_mean, running_var, batch.mean, unbiased(batch.var, input), momentum)
 
     updates = training and using_bn and running_mean is not None and input.numel()
