@@ -58,6 +58,10 @@ SMALL = {
     Case("layer_norm", (4, 16), "expanded"): ROWS,
     Case("layer_norm", (7, 1)): ROWS,
     Case("layer_norm", (4, 64), init="shifted"): ROWS,
+    Case("layer_norm", (21, 517), activation="silu"): ROWS,  # rows that begin between multiples of 16 bytes
+    Case("layer_norm", (3, 5003), init="shifted"): ROWS,  # fewer rows than places where they may begin
+    Case("layer_norm", (1, 9001)): ROW_FORWARD,
+    Case("rms_norm", (11, 1026), offset=1.0, eps=1e-6, save="y"): ROWS,
     Case("layer_norm", (4, 64), init="inf"): ROWS,
     Case("layer_norm", (4, 64), init="const"): ROWS,
     Case("layer_norm", (2, 3, 4, 5), "channels_last", rank=3, granularity="channel", activation="gelu"): TILES,

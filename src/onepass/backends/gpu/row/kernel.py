@@ -146,7 +146,7 @@ def _peeled_rows(io, affine, stats, eps, inverse_n, pid, total, view, maps, norm
         n_whole = in_vectors(n, PEEL)
         inside = j < n_whole
     t = before + j
-    t_end, is_end = _ends(before, n, n_whole, block.remainder)
+    t_end, is_end = ends_of(before, n, n_whole, block.remainder)
     if SHARED:
         place = Place(o=0, r=0, s=0, t=t, i_inside=True, j_inside=inside)
         gain, term = fold_affine(1.0, affine, maps, place, norm, 0, AXIS_T)
@@ -261,7 +261,7 @@ def _part(
                 place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=at < n_whole)
                 _apply(io, affine, stats, maps, first + at, y_first + at, place, mean, spread, eps, norm, mode)
             if PEEL:
-                at, is_end = _ends(first - x_at, n, n_whole, 2 * PEEL)
+                at, is_end = ends_of(first - x_at, n, n_whole, 2 * PEEL)
                 place = Place(o=o, r=0, s=s, t=t_start + at, i_inside=here, j_inside=is_end)
                 _apply(io, affine, stats, maps, x_at + at, y_at + at, place, mean, spread, eps, norm, mode)
         else:
@@ -281,7 +281,7 @@ def _part(
                 for r0 in range(r_start, r_end, RUNS_OF_ENDS):
                     r = r0 + tl.arange(0, RUNS_OF_ENDS)[:, None]
                     run_at, y_run_at = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
-                    at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
+                    at, is_end = ends_of(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
                     place = Place(o=o, r=r, s=s, t=t_start + at, i_inside=r < r_end, j_inside=is_end)
                     _apply(io, affine, stats, maps, run_at + at, y_run_at + at, place, mean, spread, eps, norm, mode)
 
@@ -300,7 +300,7 @@ def _moments_of_run(io, x_at, n, here, norm: tl.constexpr, block: tl.constexpr, 
         mean, m2 = update(mean, m2, k, load(io, first + (t0 + j), mask, KEEP), mask, norm.centered)
     mean, m2 = merge(mean, m2, lanes(0, n_whole, j, block.j), _divisor(n_whole, PEEL), 1, norm.centered)
     if PEEL:
-        at, is_end = _ends(first - x_at, n, n_whole, 2 * PEEL)
+        at, is_end = ends_of(first - x_at, n, n_whole, 2 * PEEL)
         mask, n_ends = here & is_end, 1.0 * (n - n_whole)
         x = load(io, x_at + at, mask, KEEP)
         other_mean, other_m2 = merge(x, 0.0 if norm.centered else x * x, mask.to(tl.float32), n_ends, 1, norm.centered)
@@ -332,7 +332,7 @@ def _moments_of_runs(io, x_at, view, r_start, r_end, n, norm: tl.constexpr, bloc
         end_mean, end_m2, k = tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), 0.0
         for r0 in range(r_start, r_end, RUNS_OF_ENDS):
             run_at = x_at + (r0 + i_end).to(tl.int64) * view.x_r
-            at, is_end = _ends(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
+            at, is_end = ends_of(first_vector(run_at, PEEL) - run_at, n, n_whole, 2 * PEEL)
             mask = (r0 + i_end < r_end) & is_end
             k += 1.0
             end_mean, end_m2 = update(end_mean, end_m2, k, load(io, run_at + at, mask, KEEP), mask, norm.centered)
@@ -375,7 +375,7 @@ def first_vector(at, PEEL: tl.constexpr):
 
 
 @triton.jit
-def _ends(before, n, n_whole, COUNT: tl.constexpr):
+def ends_of(before, n, n_whole, COUNT: tl.constexpr):
     """Return where the ends of n elements are, and a mask of the ends that exist: up to COUNT elements.
 
     The ends are the `before` first elements, and those that follow the next n_whole elements.

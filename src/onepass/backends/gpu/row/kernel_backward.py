@@ -22,6 +22,8 @@ from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, M
 from onepass.backends.gpu.device.segments import member_of
 from onepass.backends.gpu.partials.gradient import SegmentArguments, SplitArguments
 
+from .kernel import ends_of, first_vector, in_vectors
+
 
 @triton.jit
 def row_backward(
@@ -52,13 +54,19 @@ def _across(
 
     Each set is one run, and all sets of a segment use the same parameters. A resident program reads whole runs and computes
     c1 and c2, the sums over each set, itself. Other programs load c1 and c2.
+
+    If mode.peel is not 0, the block holds whole vectors of mode.peel elements, and the programs of the first block also take the ends of
+    the run, as a remainder. A program takes every mode.phases-th set. So its sets begin equally far from a multiple of mode.peel.
     """
     PARAM_ALONG_RUN: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_T
+    PEEL: tl.constexpr = mode.peel
     segment, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
+    share = part // split.parts_t
     i, j = tl.arange(0, block.i)[:, None], part % split.parts_t * block.j + tl.arange(0, block.j)[None, :]
-    inside = j < view.run
+    n_whole, before = in_vectors(view.run, PEEL), _before(share % mode.phases, view, PEEL)
+    inside = j < n_whole
     first_o, first_s = member_of(0, segment, view.sets, segments, mode.by_set)
-    place = Place(o=first_o, r=0, s=first_s, t=j, i_inside=None, j_inside=inside)
+    place = Place(o=first_o, r=0, s=first_s, t=before + j, i_inside=None, j_inside=inside)
     factor, term = fold_affine(1.0, affine, maps, place, norm, NO_AXIS, AXIS_T)
     if mode.split_row:  # a run is two blocks. Another program stores dx of the other block, but c1 and c2 need the sums of both
         j_other = (1 - part % split.parts_t) * block.j + tl.arange(0, block.j)[None, :]
@@ -68,21 +76,29 @@ def _across(
     WIDTH: tl.constexpr = block.j if PARAM_ALONG_RUN else 1
     a, b = tl.zeros((block.i, WIDTH), tl.float32), tl.zeros((block.i, WIDTH), tl.float32)
     if block.remainder:
-        j_rest = block.j + tl.arange(0, block.remainder)[None, :]
-        inside_rest = j_rest < view.run
+        if PEEL:
+            taken = tl.where(part % split.parts_t == 0, view.run, n_whole)
+            j_rest, inside_rest = ends_of(before, taken, n_whole, block.remainder)
+        else:
+            j_rest = block.j + tl.arange(0, block.remainder)[None, :]
+            inside_rest = j_rest < view.run
         place_rest = Place(o=first_o, r=0, s=first_s, t=j_rest, i_inside=None, j_inside=inside_rest)
         factor_rest, term_rest = fold_affine(1.0, affine, maps, place_rest, norm, NO_AXIS, AXIS_T)
         a_rest, b_rest = tl.zeros((block.i, block.remainder), tl.float32), tl.zeros((block.i, block.remainder), tl.float32)
-    for q0 in tl.range(part // split.parts_t * block.i, segments.members, split.parts_r * block.i, num_stages=block.stages):
+    shares = split.parts_r // mode.phases  # of the sets with the same phase
+    most = tl.cdiv(segments.members, mode.phases)  # sets with the same phase
+    for q0 in tl.range(share // mode.phases * block.i, most, shares * block.i, num_stages=block.stages):
         q = q0 + i
         if not mode.resident:
-            q = (segments.members - 1) // block.i * block.i - q0 + i  # last sets first: they may still be cached
+            q = (most - 1) // block.i * block.i - q0 + i  # last sets first: they may still be cached
+        q = q * mode.phases + share % mode.phases
         here = q < segments.members
         o, s = member_of(q, segment, view.sets, segments, mode.by_set)
         set_ = o.to(tl.int64) * view.sets + s
         x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+        x_first, y_first = first_vector(x_at, PEEL), first_vector(y_at, PEEL)
         mean, rstd = load_saved(values, set_, here)
-        x, dy = load_both(io, x_at + j, y_at + j, here & inside)
+        x, dy = load_both(io, x_first + j, y_first + j, here & inside)
         x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, here & inside, norm.activation, mode.from_y)
         if PARAM_ALONG_RUN:
             a += dz * x_hat
@@ -124,14 +140,14 @@ def _across(
             c2 = sum2 / count
         else:
             c1, c2 = load_sums(values, set_, here, count)
-        store_gradient(io, y_at + j, here & inside, wdy, x_hat, rstd, c1, c2)
+        store_gradient(io, y_first + j, here & inside, wdy, x_hat, rstd, c1, c2)
         if block.remainder:
             store_gradient(io, y_at + j_rest, here & inside_rest, wdy_rest, x_hat_rest, rstd, c1, c2)
-    row = segment.to(tl.int64) * split.parts_r + part // split.parts_t
+    row = segment.to(tl.int64) * split.parts_r + share
     a, b = tl.sum(a, 0, keep_dims=True), tl.sum(b, 0, keep_dims=True)
     if PARAM_ALONG_RUN:
         at = row * view.run
-        store_cells(cells, at + j, inside, a, b, affine, maps, place, norm, NO_AXIS, AXIS_T)
+        store_cells(cells, at + before + j, inside, a, b, affine, maps, place, norm, NO_AXIS, AXIS_T)
         if block.remainder:
             a_rest, b_rest = tl.sum(a_rest, 0, keep_dims=True), tl.sum(b_rest, 0, keep_dims=True)
             store_cells(cells, at + j_rest, inside_rest, a_rest, b_rest, affine, maps, place_rest, norm, NO_AXIS, AXIS_T)
@@ -141,32 +157,54 @@ def _across(
 
 
 @triton.jit
+def _before(phase, view, PEEL: tl.constexpr):
+    """Return how many elements of the sets phase, phase + phases, ... come before the first multiple of PEEL."""
+    at = phase * view.x_o
+    return (first_vector(at, PEEL) - at).to(tl.int32) if PEEL else 0
+
+
+@triton.jit
 def _set_sums(io, affine, values, pid, total, view, maps, split, norm: tl.constexpr, block: tl.constexpr, mode: tl.constexpr):
     """Store the sums of wdy and of wdy·x_hat for each of block.i sets, over its whole run or over a part of it.
 
-    Each set is one run. The sums are (6) and (7) without the division by n.
+    Each set is one run. The sums are (6) and (7) without the division by n. If mode.peel is not 0, whole vectors of mode.peel elements
+    are loaded apart from the ends of the run, and a program takes every mode.phases-th set, as in `_across`.
     """
-    set_, part = pid // split.parts_t * block.i + tl.arange(0, block.i)[:, None], pid % split.parts_t
+    PEEL: tl.constexpr = mode.peel
+    group, part = pid // split.parts_t, pid % split.parts_t
+    phase = group % mode.phases
+    set_ = (group // mode.phases * block.i + tl.arange(0, block.i)[:, None]) * mode.phases + phase
     here = set_ < total
     o, s = set_ // view.sets, set_ % view.sets
     x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
     mean, rstd = load_saved(values, set_, here)
+    n_whole, before = in_vectors(view.run, PEEL), _before(phase, view, PEEL)
+    x_first, y_first = first_vector(x_at, PEEL), first_vector(y_at, PEEL)
     start = part * split.chunk_t * block.j
-    end = tl.minimum(start + split.chunk_t * block.j, view.run)
+    end = tl.minimum(start + split.chunk_t * block.j, n_whole)
     sum1, sum2 = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
-    for t0 in tl.range(start, end, block.j, num_stages=block.stages):
-        t = t0 + tl.arange(0, block.j)[None, :]
-        mask = here & (t < end)
-        place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=t < end)
+    for at0 in tl.range(start, end, block.j, num_stages=block.stages):
+        at = at0 + tl.arange(0, block.j)[None, :]
+        mask = here & (at < end)
+        place = Place(o=o, r=0, s=s, t=before + at, i_inside=here, j_inside=at < end)
         factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
-        x, dy = load_both(io, x_at + t, y_at + t, mask)
+        x, dy = load_both(io, x_first + at, y_first + at, mask)
         x_hat, _dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
         sum1 += wdy
         sum2 += wdy * x_hat
-    at = set_.to(tl.int64) * split.parts_t + part
+    sum1, sum2 = tl.sum(sum1, 1, keep_dims=True), tl.sum(sum2, 1, keep_dims=True)
+    if PEEL:
+        t, inside = ends_of(before, tl.where(part == 0, view.run, n_whole), n_whole, 2 * PEEL)
+        place = Place(o=o, r=0, s=s, t=t, i_inside=here, j_inside=inside)
+        factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_O | AXIS_S, AXIS_T)
+        x, dy = load_both(io, x_at + t, y_at + t, here & inside)
+        x_hat, _dz, wdy = gradients(x, dy, mean, rstd, factor, term, here & inside, norm.activation, mode.from_y)
+        sum1 += tl.sum(wdy, 1, keep_dims=True)
+        sum2 += tl.sum(wdy * x_hat, 1, keep_dims=True)
+    to = set_.to(tl.int64) * split.parts_t + part
     if values.c1_ptr is not None:
-        tl.store(values.c1_ptr + at, tl.sum(sum1, 1, keep_dims=True), mask=here)
-    tl.store(values.c2_ptr + at, tl.sum(sum2, 1, keep_dims=True), mask=here)
+        tl.store(values.c1_ptr + to, sum1, mask=here)
+    tl.store(values.c2_ptr + to, sum2, mask=here)
 
 
 @triton.jit

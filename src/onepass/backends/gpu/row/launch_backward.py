@@ -29,6 +29,8 @@ class RowBackwardMode(NamedTuple):
     given: bool  # the mean and variance were given, not computed from x
     from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
     wide: bool  # the program id is a 64-bit integer
+    peel: int  # elements of a vector, if whole vectors are loaded apart from the ends of a run; otherwise 0
+    phases: int  # with peel: a program takes every phases-th set, and these begin equally far from a multiple of `peel`; otherwise 1
     pdl_trigger: bool
     pdl_wait: bool
 
@@ -43,7 +45,14 @@ class RowBackwardLaunch(BackwardLaunch):
 
     name: ClassVar[str] = "row"
     split: Split = WHOLE  # how sets are cut into parts: chunk_r counts runs, chunk_t counts blocks of block_j elements
-    remainder: int = 0  # with segments: elements of a second block, which holds the rest of a run; 0 if there is none
+    # With segments: elements of a second block, which holds the rest of a run, or with `peel` its ends. 0 if there is none.
+    remainder: int = 0
+    peel: int = 0  # the elements of a vector, if whole vectors are loaded apart from the ends of a run; otherwise 0
+    phases: int = 1  # with `peel`: a program takes every phases-th set, and these begin equally far from a multiple of `peel`
+
+    @property
+    def shape(self) -> str:
+        return super().shape + (", the ends of runs peeled off" if self.peel else "")
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w, found = self.walk, self.segments
@@ -60,7 +69,8 @@ class RowBackwardLaunch(BackwardLaunch):
             RowBackwardMode(
                 *(found is not None, found is not None and found.by_set),
                 *(found is not None and self.resident and self.split.parts_t == 2, self.resident, self.reduce, self.apply),
-                *(problem.given, problem.from_y, needs_wide_programs(w, self.programs, self.block_i), self.pdl_trigger, self.pdl_wait),
+                *(problem.given, problem.from_y, needs_wide_programs(w, self.programs, self.block_i * self.phases)),
+                *(self.peel, self.phases, self.pdl_trigger, self.pdl_wait),
             ),
         )
 

@@ -7,10 +7,10 @@ A segment is a group of sets that use the same parameters. A cell is a partial s
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, gcd
 
 from onepass.backends.gpu.launch_shape import LaunchShape, block_bytes
-from onepass.backends.gpu.launches import block_and_remainder, power_of_two, with_chaining
+from onepass.backends.gpu.launches import block_and_remainder, peel_of, power_of_two, with_chaining
 from onepass.backends.gpu.partials.combine import Split
 from onepass.backends.gpu.partials.parameters import parameter_axes, segments
 from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums
@@ -18,6 +18,7 @@ from onepass.backends.gpu.walk import AXIS_R, AXIS_T, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
+from .launch import in_vectors
 from .launch_backward import RowBackwardLaunch
 from .schedule import split_set
 
@@ -65,18 +66,25 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
 
 
 def across_rows(
-    problem: NormProblem, w: Walk, device: Device, shape: LaunchShape, remainder: int = 0, resident: bool = True
+    problem: NormProblem,
+    w: Walk,
+    device: Device,
+    shape: LaunchShape,
+    remainder: int = 0,
+    resident: bool = True,
+    peel: int = 0,
+    phases: int = 1,
 ) -> tuple[Step, ...]:
     """Return a launch whose programs take the sets of a segment in turn, and launches that add up its partial sums (cells).
 
     All sets of a segment use the same parameters. With `resident`, programs read whole rows and compute the sums c1 and c2
-    over each. Otherwise an earlier launch must have computed c1 and c2.
+    over each. Otherwise an earlier launch must have computed c1 and c2. With `peel`, see `peeled`.
     """
     found = segments(problem, w)
     count = w.total // found.members
-    blocks = 1 if remainder else ceil(w.run / shape.block_j)
-    parts = min(max(round(shape.programs * device.sms / (count * blocks)), 1), ceil(found.members / shape.block_i))
-    parts = 1 if w.total * w.run <= TINY else parts
+    blocks = 1 if remainder and not peel else ceil((in_vectors(w.run, peel) if peel else w.run) / shape.block_j)
+    parts = min(max(round(shape.programs * device.sms / (count * blocks * phases)), 1), ceil(found.members / (shape.block_i * phases)))
+    parts = phases * (1 if w.total * w.run <= TINY else parts)
     main = RowBackwardLaunch(
         walk=w,
         programs=count * parts * blocks,
@@ -90,6 +98,8 @@ def across_rows(
         reduce=resident,
         apply=True,
         segments=found,
+        peel=peel,
+        phases=phases,
     )
     axes = [("o", found.period), ("s", w.sets if found.by_set else 1), ("part", parts)]
     axes.append(("t", w.run) if AXIS_T & parameter_axes(problem, w) else ("part", blocks))
@@ -107,28 +117,50 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     if not AXIS_T & parameter_axes(problem, w):
         return parts_of_sets(problem, w, device)
     w = walk(problem)
+    peel, phases = (0, 1) if invariant else peeled(problem, w)
     rows = 2 if w.run > 2**16 else 1  # rows of a block: they share the weights that are loaded
+    if peel:  # whole vectors of x and dy, but single weights
+        rows = min(4, power_of_two(ceil(w.total / phases)))
     reduce = LaunchShape(rows, min(4096 // rows, power_of_two(w.run)), 8, 2, 3)
     apply = LaunchShape(2, min(2048, power_of_two(w.run)), 4, 2, 3)
-    reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)))
+    if peel:  # smaller blocks, so that programs with the ends of runs do not spill
+        apply = LaunchShape(2, min(1024, power_of_two(w.run)), 4, 4, 3)
+    reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)), peel, phases)
     between = set_sums([("o", w.outer), ("s", w.sets), ("part", reduced.split.parts_t)], w, device)
-    return (reduced, *between, *across_rows(problem, w, device, apply.on(device, block_bytes(problem, 4096)), resident=False))
+    apply = apply.on(device, block_bytes(problem, 4096))
+    return (reduced, *between, *across_rows(problem, w, device, apply, 2 * peel, resident=False, peel=peel, phases=phases))
 
 
-def sums_of_rows(w: Walk, device: Device, shape: LaunchShape) -> RowBackwardLaunch:
-    """Return a launch that sums over rows, or over parts of rows if there are fewer rows than multiprocessors."""
-    steps = ceil(w.run / shape.block_j)
-    chunk_t = ceil(steps / (1 if w.total >= device.sms else ceil(2 * device.sms / w.total)))
+def peeled(problem: NormProblem, w: Walk) -> tuple[int, int]:
+    """Return the elements of a vector, if loops over rows should take whole vectors and the ends apart, and how far such rows may begin
+    from a multiple of a vector: at one of so many places. Return 0 and 1 if they should not.
+    """
+    peel, found = peel_of(problem, w), segments(problem, w)
+    if not peel or w.sets > 1 or found.every * found.period > 1:
+        return 0, 1
+    return peel, min(peel // gcd(w.x[0], peel), power_of_two(w.total))
+
+
+def sums_of_rows(w: Walk, device: Device, shape: LaunchShape, peel: int = 0, phases: int = 1) -> RowBackwardLaunch:
+    """Return a launch that sums over rows, or over parts of rows if there are few rows. With `peel`, see `peeled`."""
+    groups = ceil(w.total / (shape.block_i * phases)) * phases
+    if peel:
+        steps, parts = ceil(in_vectors(w.run, peel) / shape.block_j), ceil(4 * device.sms / groups)
+    else:
+        steps, parts = ceil(w.run / shape.block_j), 1 if w.total >= device.sms else ceil(2 * device.sms / w.total)
+    chunk_t = ceil(steps / parts)
     parts_t = ceil(steps / chunk_t)
     return RowBackwardLaunch(
         walk=w,
-        programs=ceil(w.total / shape.block_i) * parts_t,
+        programs=groups * parts_t,
         warps=shape.warps,
         block_i=shape.block_i,
         block_j=shape.block_j,
         stages=shape.stages,
         split=Split(parts_t=parts_t, chunk_t=chunk_t),
         reduce=True,
+        peel=peel,
+        phases=phases,
     )
 
 
