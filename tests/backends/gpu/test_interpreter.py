@@ -8,6 +8,7 @@ import torch
 
 import onepass
 import onepass.functional as O
+from onepass.backends.family import BACKWARD
 from onepass.backends.gpu.tile import schedule
 from onepass.backends.gpu.walk import walk
 from onepass.bench.suite import Row, problem_of
@@ -325,6 +326,34 @@ def test_runs_whose_ends_are_peeled_off(case, dtype):
     exact = oracle.exact(case, operands, tensors.make_dy(operands))
     outcome = _evaluate(case, operands, None, "row_reread")
     assert oracle.worst(outcome, exact.value, exact.allowed).forward <= 1
+
+
+PEELED_BACKWARD = (
+    Case("layer_norm", (21, 517), activation="silu"),
+    Case("layer_norm", (3, 5003), init="shifted"),  # fewer rows than places where they may begin
+    Case("layer_norm", (50, 1031), residual=True),  # several rows of a program begin at the same place
+    Case("rms_norm", (40, 1026), offset=1.0, save="y"),
+    Case("batch_norm", (3, 5, 29, 31)),
+    Case("batch_norm", (19, 2, 17, 17), modulate=True),
+    Case("batch_norm", (2, 3, 103, 103), init="shifted"),
+    Case("group_norm", (8, 8, 17, 17), groups=8, activation="silu"),
+    Case("group_norm", (2, 6, 29, 31), groups=3, activation="silu"),
+    Case("group_norm", (1, 4, 181, 203), groups=2),  # one launch reduces, another applies
+    Case("instance_norm", (1, 3, 145, 147), wide=True, affine="weight"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", PEELED_BACKWARD, ids=lambda case: case.name)
+def test_a_backward_peels_off_the_ends_of_runs(case, dtype):
+    problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
+    for invariant in (False, True):
+        launches = plan(problem, describe(torch.device("cpu")), BACKWARD, Options("row_reread", invariant=invariant)).launches
+        assert {launch.peel for launch in launches if launch.name == "row"} == {0 if invariant else 16 // dtype.itemsize}
+    operands = tensors.make(case, dtype)
+    dy = tensors.make_dy(operands)
+    exact = oracle.exact(case, operands, dy)
+    assert oracle.worst(_evaluate(case, operands, dy, "row_reread"), exact.value, exact.allowed).backward <= 1
 
 
 # Some programs have two rows, which begin equally far from a multiple of 16 bytes. The first block of a row is full, or it is not.

@@ -22,7 +22,7 @@ from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, M
 from onepass.backends.gpu.device.segments import member_of
 from onepass.backends.gpu.partials.gradient import SegmentArguments, SplitArguments
 
-from .kernel import ends_of, first_vector, in_vectors
+from .kernel import RUNS_OF_ENDS, ends_of, first_vector, in_vectors
 
 
 @triton.jit
@@ -214,24 +214,28 @@ def _part(
     """Store the sums c1 and c2 and the cells of one part of a set, or its dx, or both.
 
     Parameters do not vary along a run, and I indexes the runs of the set. A program that stores both works on a whole
-    set, or the statistics were given.
+    set, or the statistics were given. If mode.peel is not 0, whole vectors of mode.peel elements are loaded apart from the ends of the
+    stretch of each run that belongs to the part.
     """
     PARAM_PER_ROW: tl.constexpr = (norm.param_axes | norm.modulation_axes) & AXIS_R
+    PEEL: tl.constexpr = mode.peel
     i, j = tl.arange(0, block.i)[:, None], tl.arange(0, block.j)[None, :]
     set_, part = pid // (split.parts_r * split.parts_t), pid % (split.parts_r * split.parts_t)
     part_r, part_t = part // split.parts_t, part % split.parts_t
     r_start = part_r * split.chunk_r
     r_end = tl.minimum(r_start + split.chunk_r, view.reps)
     if block.run_fits:
-        t_start, t_end, steps = 0, view.run, 1
+        t_start, n, steps = 0, view.run, 1
     else:
         t_start = part_t * split.chunk_t * block.j
-        t_end = tl.minimum(t_start + split.chunk_t * block.j, view.run)
-        steps = tl.cdiv(t_end - t_start, block.j)
+        n = tl.minimum(split.chunk_t * block.j, view.run - t_start)
+        steps = tl.cdiv(n, block.j)
+    n_whole = in_vectors(n, PEEL)
     o, s = set_ // view.sets, set_ % view.sets
-    x_at, y_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s, o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s
+    x_at = o.to(tl.int64) * view.x_o + s.to(tl.int64) * view.x_s + t_start
+    y_at = o.to(tl.int64) * view.y_o + s.to(tl.int64) * view.y_s + t_start
     mean, rstd = load_saved(values, set_, None)
-    at = ((o.to(tl.int64) * split.parts_r + part_r) * view.sets + s) * split.parts_t + part_t
+    cell = ((o.to(tl.int64) * split.parts_r + part_r) * view.sets + s) * split.parts_t + part_t
     c1, c2 = 0.0, 0.0
     if not PARAM_PER_ROW:
         whole = Place(o=o, r=0, s=s, t=0, i_inside=None, j_inside=None)
@@ -245,33 +249,46 @@ def _part(
                 factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, NO_AXIS)
                 a, b = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
                 for step in tl.range(0, steps, num_stages=block.stages):
-                    t = t_start + step * block.j + j
-                    mask, wide = here & (t < t_end), r.to(tl.int64)
-                    x, dy = load_both(io, x_at + wide * view.x_r + t, y_at + wide * view.y_r + t, mask)
+                    at = step * block.j + j
+                    x, dy, mask, to = _load_runs(io, x_at, y_at, r, at, here & (at < n_whole), view, PEEL)
                     x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
                     a += dz * x_hat
                     b += dz
                     if mode.given:
-                        store_gradient(io, y_at + wide * view.y_r + t, mask, wdy, x_hat, rstd, None, None)
+                        store_gradient(io, to, mask, wdy, x_hat, rstd, None, None)
                 a, b = tl.sum(a, 1, keep_dims=True), tl.sum(b, 1, keep_dims=True)
-                cell = ((o.to(tl.int64) * view.reps + r) * view.sets + s) * split.parts_t + part_t
-                store_cells(cells, cell, here, a, b, affine, maps, place, norm, AXIS_R, NO_AXIS)
+                if PEEL:
+                    x, dy, mask, to = _load_ends(io, x_at, y_at, r, here, n, n_whole, view, PEEL)
+                    x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
+                    a += tl.sum(dz * x_hat, 1, keep_dims=True)
+                    b += tl.sum(dz, 1, keep_dims=True)
+                cell_of_row = ((o.to(tl.int64) * view.reps + r) * view.sets + s) * split.parts_t + part_t
+                store_cells(cells, cell_of_row, here, a, b, affine, maps, place, norm, AXIS_R, NO_AXIS)
                 c1 += tl.sum(tl.where(here, b * factor, 0.0))
                 c2 += tl.sum(tl.where(here, a * factor, 0.0))
         else:
             a, b = tl.zeros((block.i, block.j), tl.float32), tl.zeros((block.i, block.j), tl.float32)
             for step in range(steps):
-                t = t_start + step * block.j + j
+                at = step * block.j + j
                 for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
-                    mask, wide = (r0 + i < r_end) & (t < t_end), (r0 + i).to(tl.int64)
-                    x, dy = load_both(io, x_at + wide * view.x_r + t, y_at + wide * view.y_r + t, mask)
+                    r = r0 + i
+                    x, dy, mask, to = _load_runs(io, x_at, y_at, r, at, (r < r_end) & (at < n_whole), view, PEEL)
                     x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
                     a += dz * x_hat
                     b += dz
                     if mode.given:
-                        store_gradient(io, y_at + wide * view.y_r + t, mask, wdy, x_hat, rstd, None, None)
+                        store_gradient(io, to, mask, wdy, x_hat, rstd, None, None)
             a, b = tl.sum(a), tl.sum(b)
-            store_cells(cells, at, None, a, b, affine, maps, whole, norm, NO_AXIS, NO_AXIS)
+            if PEEL:
+                a_ends, b_ends = tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32), tl.zeros((RUNS_OF_ENDS, 2 * PEEL), tl.float32)
+                for r0 in range(r_start, r_end, RUNS_OF_ENDS):
+                    r = r0 + tl.arange(0, RUNS_OF_ENDS)[:, None]
+                    x, dy, mask, to = _load_ends(io, x_at, y_at, r, r < r_end, n, n_whole, view, PEEL)
+                    x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
+                    a_ends += dz * x_hat
+                    b_ends += dz
+                a, b = a + tl.sum(a_ends), b + tl.sum(b_ends)
+            store_cells(cells, cell, None, a, b, affine, maps, whole, norm, NO_AXIS, NO_AXIS)
             c1, c2 = b * factor, a * factor
         if mode.apply and not mode.given:
             c1, c2 = c1 / count, c2 / count
@@ -279,20 +296,46 @@ def _part(
                 c1 = 0.0
         elif not mode.apply:
             if values.c1_ptr is not None:
-                tl.store(values.c1_ptr + at, c1)
+                tl.store(values.c1_ptr + cell, c1)
             if values.c2_ptr is not None:
-                tl.store(values.c2_ptr + at, c2)
+                tl.store(values.c2_ptr + cell, c2)
     else:
         c1, c2 = load_sums(values, set_, None, count)
     if mode.apply and not mode.given:
         for step in range(steps):
-            t = t_start + (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
+            at = (steps - 1 - step) * block.j + j  # last block first: it was read last and may still be cached
             for r0 in tl.range(r_start, r_end, block.i, num_stages=block.stages):
                 r = r0 + i
-                mask, wide = (r < r_end) & (t < t_end), r.to(tl.int64)
                 if PARAM_PER_ROW:
                     place = Place(o=o, r=r, s=s, t=0, i_inside=r < r_end, j_inside=None)
                     factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, NO_AXIS)
-                x, dy = load_both(io, x_at + wide * view.x_r + t, y_at + wide * view.y_r + t, mask)
+                x, dy, mask, to = _load_runs(io, x_at, y_at, r, at, (r < r_end) & (at < n_whole), view, PEEL)
                 x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
-                store_gradient(io, y_at + wide * view.y_r + t, mask, wdy, x_hat, rstd, c1, c2)
+                store_gradient(io, to, mask, wdy, x_hat, rstd, c1, c2)
+        if PEEL:
+            for r0 in range(r_start, r_end, RUNS_OF_ENDS):
+                r = r0 + tl.arange(0, RUNS_OF_ENDS)[:, None]
+                if PARAM_PER_ROW:
+                    place = Place(o=o, r=r, s=s, t=0, i_inside=r < r_end, j_inside=None)
+                    factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, NO_AXIS)
+                x, dy, mask, to = _load_ends(io, x_at, y_at, r, r < r_end, n, n_whole, view, PEEL)
+                x_hat, dz, wdy = gradients(x, dy, mean, rstd, factor, term, mask, norm.activation, mode.from_y)
+                store_gradient(io, to, mask, wdy, x_hat, rstd, c1, c2)
+
+
+@triton.jit
+def _load_runs(io, x_at, y_at, r, at, mask, view, PEEL: tl.constexpr):
+    """Return x, dy, the mask, and where dx is stored, for the elements `at` of the runs r: with PEEL, from the first whole vector on."""
+    x_run, y_run = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
+    to = first_vector(y_run, PEEL) + at
+    x, dy = load_both(io, first_vector(x_run, PEEL) + at, to, mask)
+    return x, dy, mask, to
+
+
+@triton.jit
+def _load_ends(io, x_at, y_at, r, here, n, n_whole, view, PEEL: tl.constexpr):
+    """Do the same for the ends of the runs r: those of n elements that are not in n_whole whole vectors."""
+    x_run, y_run = x_at + r.to(tl.int64) * view.x_r, y_at + r.to(tl.int64) * view.y_r
+    at, is_end = ends_of(first_vector(x_run, PEEL) - x_run, n, n_whole, 2 * PEEL)
+    x, dy = load_both(io, x_run + at, y_run + at, here & is_end)
+    return x, dy, here & is_end, y_run + at

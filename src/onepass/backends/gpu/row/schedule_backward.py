@@ -115,7 +115,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     """
     w = walk(problem, cut=True)
     if not AXIS_T & parameter_axes(problem, w):
-        return parts_of_sets(problem, w, device)
+        return parts_of_sets(problem, w, device, 0 if invariant else peel_of(problem, w))
     w = walk(problem)
     peel, phases = (0, 1) if invariant else peeled(problem, w)
     rows = 2 if w.run > 2**16 else 1  # rows of a block: they share the weights that are loaded
@@ -164,7 +164,7 @@ def sums_of_rows(w: Walk, device: Device, shape: LaunchShape, peel: int = 0, pha
     )
 
 
-def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, ...]:
+def parts_of_sets(problem: NormProblem, w: Walk, device: Device, peel: int = 0) -> tuple[Step, ...]:
     """Return the launches for sets whose parameters do not vary along a run.
 
     One launch computes the sums over sets, the sums for parameters (cells) and dx, if sets are small, or many and of medium
@@ -174,20 +174,20 @@ def parts_of_sets(problem: NormProblem, w: Walk, device: Device) -> tuple[Step, 
     if problem.given:
         main = set_parts(w, device, LaunchShape(0, 2048, 4, 8, 3).on(device, nbytes), reduce=True, apply=True, resident=True)
     elif (w.total >= 2 * device.sms or w.reps * w.run <= 2**14) and w.reps * w.run <= 2**16 and not problem.spec.mix:
-        main = set_parts(w, device, LaunchShape(0, 4096, 8, 0, 1).on(device, nbytes), reduce=True, apply=True)
+        main = set_parts(w, device, LaunchShape(0, 4096, 8, 0, 1).on(device, nbytes), reduce=True, apply=True, peel=peel)
     else:
-        main = set_parts(w, device, LaunchShape(0, 2048, 4, 2, 3).on(device, nbytes), reduce=True)
+        main = set_parts(w, device, LaunchShape(0, 2048, 4, 2, 3).on(device, nbytes), reduce=True, peel=peel)
     parts_r, parts_t = main.split[:2]
     runs = ("r", w.reps) if AXIS_R & parameter_axes(problem, w) else ("part", parts_r)
     sums = parameter_sums(problem, [("o", w.outer), runs, ("s", w.sets), ("part", parts_t)], w, 1, device)
     if main.apply:
         return main, *sums
     between = set_sums([("o", w.outer), ("part", parts_r), ("s", w.sets), ("part", parts_t)], w, device)
-    return (main, *between, set_parts(w, device, LaunchShape(0, 2048, 8, 8, 1).on(device, nbytes), apply=True), *sums)
+    return (main, *between, set_parts(w, device, LaunchShape(0, 2048, 8, 8, 1).on(device, nbytes), apply=True, peel=peel), *sums)
 
 
 def set_parts(
-    w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, apply: bool = False, resident: bool = False
+    w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, apply: bool = False, resident: bool = False, peel: int = 0
 ) -> RowBackwardLaunch:
     """Return a launch that cuts sets into parts, and parts into blocks of at most shape.block_j elements.
 
@@ -208,6 +208,7 @@ def set_parts(
         resident=resident,
         reduce=reduce,
         apply=apply,
+        peel=peel,
     )
 
 
