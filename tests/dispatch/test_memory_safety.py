@@ -303,6 +303,9 @@ def test_raw_forward_checks_all_that_it_indexes(device):
         "one running statistic": lambda: norm(
             norms.switchable_norm(True), t(2, 8, 4), mean_weight=t(3), var_weight=t(3), running_mean=t(8)
         ),
+        "short running statistics": lambda: norm(
+            norms.switchable_norm(True), t(2, 8, 4), mean_weight=t(3), var_weight=t(3), running_mean=t(7), running_var=t(7)
+        ),
         "integers": lambda: norm(rows, torch.ones(8, 64, dtype=torch.int32, device=device)),
     }
     for name, call in calls.items():

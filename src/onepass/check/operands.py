@@ -81,6 +81,11 @@ def _check_common(problem: NormProblem, x: Tensor, weight: Tensor | None, bias: 
             raise ValueError(f"{name} is None, expected {norms} elements, one for each norm of the mix")
     if (extras.running_mean is None) != (extras.running_var is None):
         raise ValueError("one of running_mean and running_var is None; expected both, or neither")
+    if norms:
+        merged = problem.spec.mixed_dims(problem.shape)[-1]
+        groups = prod(size for dim, size in enumerate(problem.stat_shape) if dim not in merged)
+        for name in ("running_mean", "running_var"):
+            _sized(name, getattr(extras, name), groups, "one for each mean of the last norm of the mix")
     _on_device(x, {"weight": weight, "bias": bias, **extras._asdict()})
 
 
