@@ -28,13 +28,7 @@ from onepass.core.view import laid_out
 
 from .arguments import statistic
 from .forward import counters_for, why_not_launchable
-from .mix.launch import (
-    MixingLaunch,
-    MixWeightsLaunch,
-    operand_names,
-    operands_of,
-    workspace_sizes,
-)
+from .mix.launch import MixingLaunch, MixWeightsLaunch, operand_names, operands_of, workspace_sizes
 
 SET_SUMS = NAMES["sets"]  # c1 and c2
 

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from onepass.backends.family import BACKWARD, Direction, Launches
 from onepass.backends.gpu.launch.fields import Count, Index, Length, Pointer, Real
-from onepass.backends.gpu.launch.kernel import dense
 from onepass.backends.gpu.launches import ChainedLaunch, ForwardLaunch, ForwardOptions, chained, power_of_two, warps_for
 from onepass.backends.gpu.partials.gradient import BackwardLaunch, BackwardOptions
 from onepass.backends.gpu.partials.sums import five_factors
 from onepass.backends.gpu.walk import walk
 from onepass.core.device import Device
+from onepass.core.memory import require_memory
 from onepass.core.mixing import MixOperands
 from onepass.core.operands import Needs
 from onepass.core.problem import NormProblem
@@ -183,7 +183,10 @@ def operand_names(problem: NormProblem) -> list[str]:
 def operands_of(problem: NormProblem, given: MixOperands) -> list[Tensor]:
     """Return the operands of the mix, in float32 and contiguous, as the kernels need them."""
     found = [getattr(given, name) for name in operand_names(problem)]
-    return [dense(t if t.dtype == FP32 else t.to(FP32)) for t in found]
+    if any(t.dtype != FP32 or not t.is_contiguous() for t in found):
+        require_memory(operand_names(problem), found)
+        found = [t.to(FP32).contiguous() for t in found]
+    return found
 
 
 def workspace_sizes(problem: NormProblem) -> dict[str, int]:
