@@ -159,8 +159,11 @@ def _across(
 @triton.jit
 def _before(phase, view, PEEL: tl.constexpr):
     """Return how many elements of the sets phase, phase + phases, ... come before the first multiple of PEEL."""
-    at = phase * view.x_o
-    return (first_vector(at, PEEL) - at).to(tl.int32) if PEEL else 0
+    if PEEL:
+        at = phase.to(tl.int64) * view.x_o
+        return (first_vector(at, PEEL) - at).to(tl.int32)
+    else:
+        return 0
 
 
 @triton.jit
