@@ -356,6 +356,28 @@ def test_a_backward_peels_off_the_ends_of_runs(case, dtype):
     assert oracle.worst(_evaluate(case, operands, dy, "row_reread"), exact.value, exact.allowed).backward <= 1
 
 
+PEELED_ROWS_BACKWARD = (
+    Case("layer_norm", (131, 517), activation="silu"),
+    Case("layer_norm", (70, 1025), residual=True, init="shifted"),
+    Case("rms_norm", (66, 1026), offset=1.0, save="y"),
+    Case("layer_norm", (35, 2003), affine="bias"),
+    Case("layer_norm", (11, 7999), affine="weight"),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", PEELED_ROWS_BACKWARD, ids=lambda case: case.name)
+def test_a_backward_of_rows_peels_off_their_ends(case, dtype):
+    problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
+    for invariant in (False, True):
+        launch, *_ = plan(problem, describe(torch.device("cpu")), BACKWARD, Options("row", invariant=invariant)).launches
+        assert launch.peel == (0 if invariant else 16 // dtype.itemsize)
+    operands = tensors.make(case, dtype)
+    dy = tensors.make_dy(operands)
+    exact = oracle.exact(case, operands, dy)
+    assert oracle.worst(_evaluate(case, operands, dy, "row"), exact.value, exact.allowed).backward <= 1
+
+
 # Some programs have two rows, which begin equally far from a multiple of 16 bytes. The first block of a row is full, or it is not.
 PEELED_ROWS = (
     Case("layer_norm", (33, 2051), init="shifted"),

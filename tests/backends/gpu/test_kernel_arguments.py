@@ -110,10 +110,15 @@ def _kernels():
 
 def test_kernels_use_every_argument():
     """Searches the source: the kernel's file, or the device code that it may call, names every field."""
-    own_device_code = {"ring_forward": ("apply.py", "work.py", "parameters.py", "runs.py", "elements.py")}
+    own_device_code = {
+        "ring_forward": ("apply.py", "work.py", "parameters.py", "runs.py", "elements.py"),
+        "merge_gradients": ("kernel.py",),
+        "mix_gradients": ("kernel.py",),
+        "mix_weights": ("kernel.py",),
+    }
     shared = "".join(path.read_text() for path in [*(GPU / "device").glob("*.py"), *GPU.glob("*/exchange.py")])
     kernels = _kernels()
-    assert len(kernels) == 9
+    assert len(kernels) == 14
     for name, kernel in kernels.items():
         file = Path(inspect.getfile(kernel.function.fn))
         text = file.read_text() + shared + "".join((file.parent / other).read_text() for other in own_device_code.get(name, ()))

@@ -30,7 +30,7 @@ from onepass.core.problem import NormProblem
 
 TOO_MANY_NORMS = "a mix of more than one norm that merges no sets, or of more than two that do"
 
-BLOCK = 256  # sets for each program of `mix` and `mix_gradients`
+BLOCK = 1024  # sets for each program of `mix` and `mix_gradients`
 WIDTH = 8  # groups for each program of `merge` and `merge_gradients`
 
 
@@ -42,10 +42,15 @@ class Own(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """The weights of the norms, one for each, and the statistics of the last norm if they are given."""
+    """The weights of the means and of the variances, one for each norm."""
 
     mean_weight_ptr: Pointer
     var_weight_ptr: Pointer
+
+
+class Given(NamedTuple):
+    """The statistics of the last norm, if they are given."""
+
     running_mean_ptr: Pointer
     running_var_ptr: Pointer
 
@@ -97,10 +102,22 @@ class Groups(NamedTuple):
 NO_GROUPS = Groups(1, 1, 1, 1, 0, 0, 0, 0, 0, 0)
 
 
+class BothGroups(NamedTuple):
+    """The groups of the two norms that merge sets, or whose statistics are given."""
+
+    first: Groups
+    second: Groups
+
+
 class MixSizes(NamedTuple):
     sets: Length
     groups: Count  # of all norms
-    programs: Count  # of `mix` and `mix_gradients`
+
+
+class GradientSizes(NamedTuple):
+    sets: Length
+    groups: Count  # of all norms
+    programs: Count  # of `mix_gradients`
     count: Real  # elements of a set
 
 
@@ -170,6 +187,7 @@ def why_no_mix(problem: NormProblem) -> list[str]:
 
 FP32 = torch.float32
 OWN = Own(FP32, FP32)
+WEIGHTS = Weights(FP32, FP32)
 SET_GRADIENTS = SetGradients(FP32, FP32, FP32, FP32)
 
 OPERANDS = "mean_weight", "var_weight", "running_mean", "running_var"  # of a mix
@@ -227,12 +245,13 @@ class MixingLaunch(ChainedLaunch, ForwardLaunch):
         x, mix, sets = problem.x, self.mix, prod(problem.stat_shape)
         assert x is not None
         needs = options.needs if isinstance(options, BackwardOptions) else Needs()
+        groups = sum(of.groups for of in mix.groups)
         first, second = (*mix.groups, NO_GROUPS, NO_GROUPS)[:2]
         numbers, last = (*mix.others, -1, -1)[:2], len(mix.groups) - 1
         arguments = (
             *self.operands(problem, needs),
-            MixSizes(sets, sum(groups.groups for groups in mix.groups), ceil(sets / BLOCK), float(x.reps * x.run)),
-            *(first, second),
+            GradientSizes(sets, groups, ceil(sets / BLOCK), float(x.reps * x.run)) if self.on_gradients else MixSizes(sets, groups),
+            BothGroups(first, second),
             MixMode(
                 own=mix.own,
                 first=numbers[0],
@@ -249,9 +268,8 @@ class MixingLaunch(ChainedLaunch, ForwardLaunch):
         return Kernel(function, arguments, self.programs, self.warps, pdl=self.pdl_wait)
 
 
-def _weights(problem: NormProblem) -> Weights:
-    running = FP32 if problem.last_given else None
-    return Weights(FP32, FP32, running, running)
+def _given(problem: NormProblem) -> Given:
+    return Given(FP32, FP32) if problem.last_given else Given(None, None)
 
 
 class MergeLaunch(MixingLaunch):
@@ -269,7 +287,7 @@ class MixLaunch(MixingLaunch):
     rstd: bool  # store rstd, too
 
     def operands(self, problem: NormProblem, needs: Needs) -> tuple[Any, ...]:
-        return OWN, FP32, _weights(problem), Mixed(FP32, FP32 if self.rstd else None), float(problem.spec.eps)
+        return OWN, FP32, WEIGHTS, _given(problem), Mixed(FP32, FP32 if self.rstd else None), float(problem.spec.eps)
 
 
 class MergeGradientsLaunch(MixingLaunch):
@@ -278,7 +296,7 @@ class MergeGradientsLaunch(MixingLaunch):
     on_gradients: ClassVar[bool] = True
 
     def operands(self, problem: NormProblem, needs: Needs) -> tuple[Any, ...]:
-        return SET_GRADIENTS, FP32, _weights(problem), FP32
+        return SET_GRADIENTS, FP32, _given(problem), FP32
 
 
 class MixGradientsLaunch(MixingLaunch):
@@ -287,7 +305,7 @@ class MixGradientsLaunch(MixingLaunch):
     on_gradients: ClassVar[bool] = True
 
     def operands(self, problem: NormProblem, needs: Needs) -> tuple[Any, ...]:
-        return OWN, SET_GRADIENTS, FP32, _weights(problem), FP32, MixedSums(FP32, FP32)
+        return OWN, SET_GRADIENTS, FP32, WEIGHTS, FP32, MixedSums(FP32, FP32)
 
 
 class MixWeightsLaunch(MixingLaunch):

@@ -26,6 +26,8 @@ BLOCK = 8192  # elements of the largest block: x, dy and two sums of this size f
 
 LONGEST_ROW = 2 * BLOCK
 
+LEAST_FILLED = 0.7  # with the ends of rows peeled off, this share of a block's elements, or more, must belong to its rows
+
 TINY = 8192  # elements of x: up to this size, one program for each segment beats several, whose cells must be added up
 
 
@@ -38,6 +40,9 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
     """
     w = walk(problem)
     along = bool(AXIS_T & parameter_axes(problem, w))  # parameters vary along a row
+    peel, phases = peeled(problem, w) if along and not invariant else (0, 1)
+    if peel and (found := peeled_rows(problem, w, device, peel, phases)):
+        return found
     length, remainder = block_and_remainder(w.run) if along and 512 < w.run <= BLOCK else (power_of_two(w.run), 0)
     if remainder:
         block_i = 2 if length == 1024 and remainder <= 256 else 1
@@ -63,6 +68,22 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         shape = shape._replace(block_i=min(shape.block_i, few))
     shape = shape.on(device, block_bytes(problem, shape.block_i * (min(length, w.run) + remainder)))
     return across_rows(problem, w, device, shape, remainder)
+
+
+def peeled_rows(problem: NormProblem, w: Walk, device: Device, peel: int, phases: int) -> tuple[Step, ...]:
+    """Return the same launches for rows that begin between multiples of 16 bytes: `peeled` explains `peel` and `phases`.
+
+    Return nothing if rows are too long, if they would leave much of a block empty, or if there are few of them.
+    """
+    n = in_vectors(w.run, peel)
+    length = power_of_two(n)
+    elements = min(max(4 * length, 2048), BLOCK)  # of a block
+    programs = BLOCK // elements
+    rows = max(elements // length // (2 if problem.dtype.itemsize == 4 else 1), 1)  # float32 would spill
+    if length > BLOCK or n < LEAST_FILLED * length or w.total < rows * programs * device.sms:
+        return ()
+    shape = LaunchShape(rows, length, elements // 1024, programs, 3)
+    return across_rows(problem, w, device, shape.on(device, block_bytes(problem, rows * w.run)), 2 * peel, peel=peel, phases=phases)
 
 
 def across_rows(
