@@ -59,10 +59,6 @@ SMALL = {
     Case("layer_norm", (4, 16), "expanded"): ROWS,
     Case("layer_norm", (7, 1)): ROWS,
     Case("layer_norm", (4, 64), init="shifted"): ROWS,
-    Case("layer_norm", (21, 517), activation="silu"): ROWS,  # rows that begin between multiples of 16 bytes
-    Case("layer_norm", (3, 5003), init="shifted"): ROWS,  # fewer rows than places where they may begin
-    Case("layer_norm", (1, 9001)): ROW_FORWARD,
-    Case("rms_norm", (11, 1026), offset=1.0, eps=1e-6, save="y"): ROWS,
     Case("layer_norm", (4, 64), init="inf"): ROWS,
     Case("layer_norm", (4, 64), init="const"): ROWS,
     Case("layer_norm", (2, 3, 4, 5), "channels_last", rank=3, granularity="channel", activation="gelu"): TILES,
@@ -102,7 +98,7 @@ SMALL = {
     Case("switchable_norm", (9, 10, 30), running=True, modulate=True): Runs("row_reread"),  # more groups than one program merges
     Case("switchable_norm", (5, 7), running=True): Runs("row_reread"),
     Case("switchable_norm", (2, 12, 5), last=True, using_bn=False, init="shifted"): Runs("row_reread tile_reread"),
-    Case("switchable_norm", (150, 3, 2), "channels_last"): Runs("row_reread tile_reread"),  # a group has more sets than a block
+    Case("switchable_norm", (1, 131, 2)): Runs("row_reread"),  # a group has more sets than a block
 }
 
 
@@ -330,9 +326,10 @@ def test_runs_whose_ends_are_peeled_off(case, dtype):
 
 PEELED_BACKWARD = (
     Case("layer_norm", (21, 517), activation="silu"),
-    Case("layer_norm", (3, 5003), init="shifted"),  # fewer rows than places where they may begin
-    Case("layer_norm", (50, 1031), residual=True),  # several rows of a program begin at the same place
-    Case("rms_norm", (40, 1026), offset=1.0, save="y"),
+    Case("layer_norm", (3, 1031), init="shifted"),  # fewer rows than places where they may begin: only the first launch peels
+    Case("layer_norm", (1, 2051)),
+    Case("layer_norm", (35, 261), residual=True),  # several rows of a program begin at the same place
+    Case("rms_norm", (18, 518), offset=1.0, save="y"),
     Case("batch_norm", (3, 5, 29, 31)),
     Case("batch_norm", (19, 2, 17, 17), modulate=True),
     Case("batch_norm", (2, 3, 103, 103), init="shifted"),
@@ -349,7 +346,8 @@ def test_a_backward_peels_off_the_ends_of_runs(case, dtype):
     problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
     for invariant in (False, True):
         launches = plan(problem, describe(torch.device("cpu")), BACKWARD, Options("row_reread", invariant=invariant)).launches
-        assert {launch.peel for launch in launches if launch.name == "row"} == {0 if invariant else 16 // dtype.itemsize}
+        peels = [launch.peel for launch in launches if launch.name == "row"]
+        assert peels[0] == max(peels) == (0 if invariant else 16 // dtype.itemsize)
     operands = tensors.make(case, dtype)
     dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
@@ -357,11 +355,11 @@ def test_a_backward_peels_off_the_ends_of_runs(case, dtype):
 
 
 PEELED_ROWS_BACKWARD = (
-    Case("layer_norm", (131, 517), activation="silu"),
-    Case("layer_norm", (70, 1025), residual=True, init="shifted"),
-    Case("rms_norm", (66, 1026), offset=1.0, save="y"),
-    Case("layer_norm", (35, 2003), affine="bias"),
-    Case("layer_norm", (11, 7999), affine="weight"),
+    Case("layer_norm", (67, 517), activation="silu"),
+    Case("layer_norm", (35, 1025), residual=True, init="shifted"),
+    Case("rms_norm", (34, 1026), offset=1.0, save="y"),
+    Case("layer_norm", (17, 2003), affine="bias"),
+    Case("layer_norm", (9, 3999), affine="weight"),
 )
 
 

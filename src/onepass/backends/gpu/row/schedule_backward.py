@@ -28,6 +28,8 @@ LONGEST_ROW = 2 * BLOCK
 
 LEAST_FILLED = 0.7  # with the ends of rows peeled off, this share of a block's elements, or more, must belong to its rows
 
+LEAST_ROWS = 4  # that begin at the same place: with fewer, each has cells of its own, which take longer than loads of single elements
+
 TINY = 8192  # elements of x: up to this size, one program for each segment beats several, whose cells must be added up
 
 
@@ -144,9 +146,11 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
         rows = min(4, power_of_two(ceil(w.total / phases)))
     reduce = LaunchShape(rows, min(4096 // rows, power_of_two(w.run)), 8, 2, 3)
     apply = LaunchShape(2, min(2048, power_of_two(w.run)), 4, 2, 3)
+    reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)), peel, phases)
+    if w.total < LEAST_ROWS * phases:
+        peel, phases = 0, 1
     if peel:  # smaller blocks, so that programs with the ends of runs do not spill
         apply = LaunchShape(2, min(1024, power_of_two(w.run)), 4, 4, 3)
-    reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)), peel, phases)
     between = set_sums([("o", w.outer), ("s", w.sets), ("part", reduced.split.parts_t)], w, device)
     apply = apply.on(device, block_bytes(problem, 4096))
     return (reduced, *between, *across_rows(problem, w, device, apply, 2 * peel, resident=False, peel=peel, phases=phases))
