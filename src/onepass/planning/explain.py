@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from onepass.backends.family import BACKWARD, FORWARD, Family
@@ -97,14 +97,18 @@ class Explanation:
             reasons = self._reasons(family, chosen)
             if reasons:
                 yield family.name, "; ".join(reasons)
-            elif family.only_forced and family.name != chosen.family:
+            elif family.name != chosen.family and self._only_forced(family, chosen):
                 yield family.name, "it runs only if it is forced"
 
     def _able(self, chosen: Plan) -> Iterator[str]:
         """Yield the name and cost of each family that could run the call but was not chosen."""
         for family in FAMILIES:
-            if family.name != chosen.family and not family.only_forced and not self._reasons(family, chosen):
+            if family.name != chosen.family and not self._reasons(family, chosen) and not self._only_forced(family, chosen):
                 yield f"{family.name} ({self._cost(family, chosen):.0f} µs)"
+
+    def _only_forced(self, family: Family, chosen: Plan) -> bool:
+        """Return whether the planner never chooses a family that could run the call. Nobody may have measured its cost yet."""
+        return family.only_forced or self._cost(family, chosen) == inf
 
     def _why_chosen(self, chosen: Plan) -> str:
         if self.options.family is not None:

@@ -12,7 +12,7 @@ from onepass.backends.family import BACKWARD
 from onepass.backends.gpu.tile import schedule
 from onepass.backends.gpu.walk import walk
 from onepass.bench.suite import Row, problem_of
-from onepass.core.device import describe
+from onepass.core.device import KNOWN_DEVICES, describe
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 from onepass.verify import oracle, tensors
@@ -32,9 +32,10 @@ class Runs(NamedTuple):
 ROWS = Runs("row row_reread")
 ROW_FORWARD = Runs("row_reread", "row")
 FOLDED = Runs("row_reread", "row whole_set")  # a set is one run, long enough to be read as rows
-TILES = Runs("tile tile_reread", "whole_set team row_reread")
-GATHERED_TILES = Runs("tile tile_reread", "whole_set team row_reread row")  # runs have 32 bytes or more
-ALL = Runs("tile row_reread tile_reread", "whole_set team")
+TILES = Runs("tile tile_reread team", "whole_set row_reread")
+GATHERED_TILES = Runs("tile tile_reread team", "whole_set row_reread row")  # runs have 32 bytes or more
+ALL = Runs("tile row_reread tile_reread team", "whole_set")
+BY_ROW = Runs("tile row_reread tile_reread", "whole_set team")  # parameters differ from row to row
 APPLY = Runs("apply")
 
 # Every family that is not named must refuse the case. `ring` needs a Hopper GPU.
@@ -66,7 +67,7 @@ SMALL = {
     Case("layer_norm", (2, 3, 40), modulate=True, activation="silu", offset=1.0): ROWS,
     Case("layer_norm", (2, 3, 40), residual=True, activation="gelu_tanh"): ROWS,
     Case("layer_norm", (3, 4, 5, 6), "channels_last", rank=3): Runs("tile_reread", "tile whole_set team row_reread"),
-    Case("layer_norm", (3, 4, 5, 6), "channels_last", rank=2): ALL,
+    Case("layer_norm", (3, 4, 5, 6), "channels_last", rank=2): BY_ROW,
     Case("rms_norm", (5, 130), eps=1e-6): ROWS,
     Case("rms_norm", (2, 3, 40), "sliced", residual=True, offset=1.0, eps=1e-6): ROWS,
     Case("rms_norm", (2, 3, 2, 16), "sliced", wide=True): ROWS,
@@ -77,7 +78,7 @@ SMALL = {
     Case("group_norm", (2, 12, 5), "channels_last", groups=4, residual=True, modulate=True): TILES,
     Case("group_norm", (7, 20, 3, 5), "channels_last", groups=2, modulate=True): GATHERED_TILES,  # more units than teams
     Case("group_norm", (1, 12, 90, 61), "channels_last", groups=4, residual=True): Runs(
-        "tile_reread", "team row_reread"
+        "tile_reread team", "row_reread"
     ),  # a team reads again
     Case("group_norm", (3, 8), groups=2): ROWS,
     Case("group_norm", (2, 12, 5, 7), groups=4, save="y"): ROW_FORWARD,
@@ -85,14 +86,14 @@ SMALL = {
     Case("instance_norm", (2, 3, 6, 7), "channels_last", running=True, activation="relu"): ALL,
     Case("instance_norm", (2, 3, 40), running=True): ROWS,
     Case("batch_norm", (4, 5), running=True): ALL,
-    Case("batch_norm", (3, 5, 6, 6), running=True): Runs("tile row_reread tile_reread", "whole_set team row"),
+    Case("batch_norm", (3, 5, 6, 6), running=True): Runs("tile row_reread tile_reread team", "whole_set row"),
     Case("batch_norm", (3, 5, 6, 6), "channels_last", running=True, wide=True): ALL,
     Case("batch_norm", (3, 5, 6, 6), modulate=True): Runs("row_reread tile_reread", "tile whole_set team row"),
     Case("batch_norm", (4, 5, 40, 41), evaluate=True): APPLY,
     Case("batch_norm", (3, 5, 6, 6), evaluate=True, activation="relu"): APPLY,
     Case("batch_norm", (3, 5, 6, 6), "channels_last", evaluate=True, wide=True): APPLY,
-    Case("layer_norm2d", (2, 24, 3, 5), modulate=True): ALL,
-    Case("layer_norm2d", (2, 24, 3, 5), init="shifted"): ALL,
+    Case("layer_norm2d", (2, 24, 3, 5), modulate=True): BY_ROW,
+    Case("layer_norm2d", (2, 24, 3, 5), init="shifted"): BY_ROW,
     Case("switchable_norm", (2, 3, 4, 5), running=True): Runs("row_reread"),
     Case("switchable_norm", (2, 3, 4, 5), "channels_last", evaluate=True, activation="silu"): Runs("row_reread tile_reread"),
     Case("switchable_norm", (9, 10, 30), running=True, modulate=True): Runs("row_reread"),  # more groups than one program merges
@@ -374,6 +375,46 @@ def test_a_backward_of_rows_peels_off_their_ends(case, dtype):
     dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
     assert oracle.worst(_evaluate(case, operands, dy, "row"), exact.value, exact.allowed).backward <= 1
+
+
+# A unit is a set of 8 + 2 columns, or it has several sets, each with one column or more, or it is all columns.
+TEAMS_BACKWARD = {
+    Case("group_norm", (2, 20, 5, 5), "channels_last", groups=2, activation="silu"): torch.float16,
+    Case("group_norm", (2, 12, 5, 4), "channels_last", groups=4, modulate=True, init="shifted"): torch.float32,
+    Case("batch_norm", (3, 7, 5), "channels_last"): torch.float32,
+    Case("layer_norm", (2, 6, 5, 3), "channels_last", rank=3, granularity="channel"): torch.float16,
+}
+
+
+@pytest.mark.parametrize("case", TEAMS_BACKWARD, ids=lambda case: case.name)
+def test_teams_of_several_members_in_a_backward(case, monkeypatch):
+    """Interpreted programs run one after another, so members cannot wait. But if a kernel runs twice, they find each other's sums."""
+    from onepass.backends.gpu.launch.counters import Counters
+    from onepass.backends.gpu.launch.kernel import Kernel
+    from onepass.backends.gpu.team import family, kernel_backward, schedule_backward
+
+    interpret = Kernel.interpret
+
+    def twice(kernel, operands):
+        interpret(kernel, operands)
+        if kernel.function is kernel_backward.team_backward:
+            interpret(kernel, operands)
+
+    monkeypatch.setattr(Kernel, "interpret", twice)
+    monkeypatch.setattr(Counters, "take", lambda _, stream, n: torch.zeros(n, dtype=torch.int32))
+    monkeypatch.setattr(kernel_backward, "wait_for_team", lambda counter, member, members: None)
+    dtype, device = TEAMS_BACKWARD[case], KNOWN_DEVICES["h200"]
+    problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
+    found = sorted(schedule_backward.candidates(problem, walk(problem), device), key=lambda launch: launch.sets)
+    kinds = {launch.remainder > 0: launch for launch in found if launch.members == (2 if dtype == torch.float32 else 4)}
+    assert len(kinds) == (1 if case.op == "batch_norm" else 2)
+    operands = tensors.make(case, dtype)
+    dy = tensors.make_dy(operands)
+    exact = oracle.exact(case, operands, dy)
+    for launch in kinds.values():
+        launches = schedule_backward.with_sums(problem, launch, device)
+        monkeypatch.setattr(family.schedule_backward, "team_backward_launches", lambda *_, launches=launches: launches)
+        assert oracle.worst(_evaluate(case, operands, dy, "team"), exact.value, exact.allowed).backward <= 1, launch
 
 
 # Some programs have two rows, which begin equally far from a multiple of 16 bytes. The first block of a row is full, or it is not.
