@@ -43,11 +43,6 @@ def ring_backward(
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
-    known = Channel(  # two slots, one unit each: what `reduce` must know of its columns. If columns do not differ, it is not used
-        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * KNOWN if mode.kind == COLUMNS else 1, mode.block_j], PLAIN),
-        full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
-        empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
-    )
     lines = Channel(  # two slots, one unit each: what `apply` must know
         buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * (LINES if mode.kind == COLUMNS else VALUES), mode.block_j], PLAIN),
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
@@ -59,11 +54,9 @@ def ring_backward(
     for slot in gl.static_range(2):
         mbarrier.init(sums.full.index(slot), count=1)
         mbarrier.init(sums.empty.index(slot), count=1)
-        mbarrier.init(known.full.index(slot), count=1)
-        mbarrier.init(known.empty.index(slot), count=1)
         mbarrier.init(lines.full.index(slot), count=1)
         mbarrier.init(lines.empty.index(slot), count=1)
-    kept, totals = keep(affine, ring, mode), _totals(ring, mode)
+    known, kept, totals = _known(sums, mode), keep(affine, ring, mode), _totals(ring, mode)
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
@@ -89,6 +82,25 @@ def _messages(mode: gl.constexpr):
         sums: gl.constexpr = mode.block_j if mode.kind == COLUMNS else mode.warps
         buffer = gl.allocate_shared_memory(gl.float32, [2 * 2, sums], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return buffer
+
+
+@jit
+def _known(sums, mode: gl.constexpr):
+    """Return the channel for what `reduce` must know of its columns: two slots, one unit each. If columns do not differ, a placeholder.
+
+    A barrier that nobody uses must not be initialized. The compiler would reuse its memory for something else, which PTX does not allow.
+    """
+    known = sums
+    if mode.kind == COLUMNS:
+        known = Channel(
+            buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * KNOWN, mode.block_j], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+            full=gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()),
+            empty=gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()),
+        )
+        for slot in gl.static_range(2):
+            mbarrier.init(known.full.index(slot), count=1)
+            mbarrier.init(known.empty.index(slot), count=1)
+    return known
 
 
 @jit

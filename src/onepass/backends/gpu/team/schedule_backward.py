@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from math import ceil, prod
+from math import ceil
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import VECTOR_BYTES, chained, power_of_two, team_programs
@@ -25,14 +25,13 @@ from .schedule import WIDEST, sets_of_blocks
 
 THREADS = 128, 256, 512  # of a program
 
-PER_THREAD, PER_THREAD_ON_AMD = 48, 16  # the most elements of x that a thread keeps, with as many of dy
+PER_THREAD = 48  # the most elements of x that a thread keeps, with as many of dy
 
 REGISTERS, OTHER_REGISTERS = 65536, 80  # of a multiprocessor; of a thread, besides those for x and dy
 
 MASKED = 1.1  # a factor of the traffic, for masks; assumed, not measured
 
-MOST_CELLS = 0.02  # the memory for cells, as a fraction of x, where x is larger than SMALL bytes
-SMALL = 2**24
+MOST_CELLS, SMALL = 0.02, 2**24  # the memory for cells, as a fraction of x, if x has more than SMALL bytes
 
 
 def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -78,7 +77,6 @@ def with_sums(problem: NormProblem, main: TeamBackwardLaunch, device: Device) ->
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamBackwardLaunch]:
     """Yield launches with units of several widths, teams of several sizes and programs of several sizes."""
     size, most = problem.dtype.itemsize, 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
-    each = PER_THREAD if device.prefetches or device.kind == "cpu" else PER_THREAD_ON_AMD
     for (sets, block_j, remainder), threads in product(_widths(problem, w), THREADS):
         block_i = max(threads * VECTOR_BYTES // size // block_j, 1)
         for rows in sorted({ceil(w.reps / (most // teams)) for teams in range(1, most + 1)}):
@@ -86,7 +84,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamBa
             launch = TeamBackwardLaunch(
                 walk=w,
                 programs=members,
-                warps=max(threads // device.warp, 1),
+                warps=threads // 32,
                 block_i=min(block_i, power_of_two(rows)),
                 block_j=block_j,
                 resident=True,
@@ -100,9 +98,10 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamBa
             )
             kept = ceil(launch.elements / threads)
             at_once = REGISTERS // (registers_of(problem, kept) * threads)  # programs of a multiprocessor
-            if kept > each or not at_once or (members * 8 > MOST_CELLS * w.reps * size and prod(problem.shape) * size > SMALL):
+            many_cells = 8 * members > MOST_CELLS * w.reps * size and w.total * w.reps * w.run * size > SMALL
+            if kept > PER_THREAD or not at_once or many_cells:
                 continue
-            limit = min(REGISTERS // (at_once * threads) // 8 * 8, 255) if device.prefetches else 0
+            limit = min(REGISTERS // (at_once * threads) // 8 * 8, 255)
             yield for_all(w, replace(launch, programs_per_sm=at_once, max_registers=limit), device)
 
 

@@ -1,8 +1,9 @@
-"""Repeats and times launches of the backward of `ring`, which the planner does not use yet: some of them hang (docs/notes/backward.md).
+"""Repeats and times launches of the backward of `ring` and `team`, which the planner does not use yet: see docs/notes/backward.md.
 
 Each launch runs many times. All its runs must give the same bits, gradients close to those of the planner's launches, and counters that are
-0 again. If a launch hangs, the process names it, prints the counters that are not 0, and ends with status 3. On a Hopper GPU, run
-`python -m benchmarks.ring_backward --kind blocks --repeats 300`. `--list` prints the launches and `--compile` compiles them, without a GPU.
+0 again, but for the sign. If a launch hangs, the process names it, prints the counters that are not 0, and ends with status 3. On a Hopper
+GPU, run `python -m benchmarks.shared_backward --kind blocks --repeats 300`. `--list` prints the launches and `--compile` compiles them,
+without a GPU.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from onepass.backends.family import BACKWARD, Launches
-from onepass.backends.gpu.ring import schedule_backward
-from onepass.backends.gpu.ring.launch_backward import BLOCKS, COLUMNS, ELEMENTS, KINDS, SET, RingBackwardLaunch
+from onepass.backends.gpu.launches import FLIP, chained
+from onepass.backends.gpu.ring import schedule_backward as ring
+from onepass.backends.gpu.ring.launch import RESET
+from onepass.backends.gpu.ring.launch_backward import BLOCKS, COLUMNS, ELEMENTS, SET, RingBackwardLaunch
+from onepass.backends.gpu.team import schedule_backward as team
+from onepass.backends.gpu.team.launch_backward import TeamBackwardLaunch
 from onepass.backends.gpu.walk import walk
 from onepass.bench import timing
 from onepass.bench.suite import Row, problem_of
@@ -40,6 +45,8 @@ from .watchdog import Watchdog
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 LAST = "channels_last"
+TEAM = "team"
+SIGN = 2**31 - 1  # the bits of a counter without its sign
 ROWS = {
     COLUMNS: [
         Row(Case("group_norm", (8, 512, 256, 256), LAST, groups=32, activation="silu"), HALF),
@@ -55,29 +62,52 @@ ROWS = {
     ],
     SET: [Row(Case("batch_norm", (256, 512, 28, 28), wide=True), HALF)],
     ELEMENTS: [Row(Case(op, shape), BFLOAT) for op in ("layer_norm", "rms_norm") for shape in ((4096, 32768), (1024, 131072))],
+    TEAM: [
+        Row(Case("group_norm", (2, 320, 64, 64), LAST, groups=32, activation="silu"), HALF),
+        Row(Case("group_norm", (8, 1280, 16, 16), LAST, groups=32, activation="silu"), HALF),
+        Row(Case("group_norm", (2, 640, 32, 32), LAST, groups=32, activation="silu"), BFLOAT),
+        Row(Case("group_norm", (2, 960, 32, 32), LAST, groups=32, activation="silu"), FULL),
+        Row(Case("instance_norm", (8, 64, 56, 56), LAST), HALF),
+        Row(Case("batch_norm", (16, 128, 14, 14), LAST, wide=True), HALF),
+    ],
 }
 
+Launch = RingBackwardLaunch | TeamBackwardLaunch
 
-def launches_of(problem: NormProblem, device: Device, each: int) -> Iterator[tuple[RingBackwardLaunch, Launches]]:
+
+def launches_of(problem: NormProblem, kind: str, device: Device, each: int) -> Iterator[tuple[Launch, Launches]]:
     """Yield the first `each` launches, by modelled time, for each shape of a block and number of tiles, with all that follows them."""
-    found = schedule_backward.candidates(problem, walk(problem), device)
     taken: dict[tuple[int, ...], int] = {}
-    for launch in sorted(found, key=lambda launch: schedule_backward.modelled_time(problem, launch, device)):
-        kind = launch.block_i, launch.block_j, launch.tiles
-        taken[kind] = taken.get(kind, 0) + 1
-        if taken[kind] <= each:
-            yield launch, schedule_backward.with_sums(problem, launch, device)
+    for launch in _by_time(problem, kind, device):
+        last = (launch.tiles,) if isinstance(launch, RingBackwardLaunch) else (launch.remainder, launch.warps)
+        shape = (*([launch.block_i] if kind != TEAM else []), launch.block_j, *last)
+        taken[shape] = taken.get(shape, 0) + 1
+        if taken[shape] <= each:
+            yield launch, _with_sums(problem, launch, device)
 
 
-def compile_all(rows: Sequence[Row], each: int) -> int:
+def _by_time(problem: NormProblem, kind: str, device: Device) -> Sequence[Launch]:
+    w = walk(problem)
+    if kind == TEAM:
+        return sorted(team.candidates(problem, w, device), key=partial(team.modelled_time, problem, device=device))
+    return sorted(ring.candidates(problem, w, device), key=partial(ring.modelled_time, problem, device=device))
+
+
+def _with_sums(problem: NormProblem, launch: Launch, device: Device) -> Launches:
+    if isinstance(launch, RingBackwardLaunch):
+        return ring.with_sums(problem, launch, device)
+    return chained(device, team.with_sums(problem, launch, device))
+
+
+def compile_all(rows: Sequence[tuple[str, Row]], each: int) -> int:
     """Compile all launches of these rows for an H200. Return how many kernels there are."""
     from onepass.backends.gpu import backward
 
     sources = dict[str, Any]()
-    for row in rows:
+    for kind, row in rows:
         problem = problem_of(row)
         needs = needs_of(problem)
-        for _, launches in launches_of(problem, KNOWN_DEVICES["h200"], each):
+        for _, launches in launches_of(problem, kind, KNOWN_DEVICES["h200"], each):
             sources |= {repr(source): source for _, kernel in backward.kernels(problem, launches, needs) for source in (kernel.source(),)}
     for source in progress(list(sources.values()), len(sources), lambda source: source.function.__name__, log=True):
         source.compile(GPUTarget("cuda", KNOWN_GPUS["h200"], 32))
@@ -88,15 +118,16 @@ def needs_of(problem: NormProblem) -> Needs:
     return Needs(True, problem.weight is not None, problem.bias is not None)
 
 
-def name_of(launch: RingBackwardLaunch) -> str:
+def name_of(launch: Launch) -> str:
+    if isinstance(launch, TeamBackwardLaunch):
+        return f"{TEAM}, {launch.shape}, {launch.warps} warps, {launch.programs} programs"
     blocks = f"{launch.block_i}x{launch.block_j}"
     return f"{launch.kind}, teams of {launch.members}, blocks of {blocks}, {launch.tiles} in a unit, {launch.slots} slots"
 
 
-def measure(row: Row, device: Device, repeats: int, each: int, watchdog: Watchdog) -> list[list[str]]:
+def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchdog: Watchdog) -> list[list[str]]:
     """Run the planner's backward and all launches of a row. Return a line for each, with its time and its faults."""
     from onepass.backends.gpu import backward, forward
-    from onepass.backends.gpu.ring.launch import RESET
 
     problem, case = problem_of(row), row.case
     watchdog.begin(row.name)
@@ -109,13 +140,13 @@ def measure(row: Row, device: Device, repeats: int, each: int, watchdog: Watchdo
         needs = needs_of(problem)
         planned = plan(problem, device, BACKWARD)
         choices = {f"planned: {planned.family}": planned.launches}
-        choices |= {name_of(launch): all_of for launch, all_of in launches_of(problem, device, each)}
+        choices |= {name_of(launch): all_of for launch, all_of in launches_of(problem, kind, device, each)}
         runs = {name: partial(backward.backward(problem, launches), dy, None, saved, needs) for name, launches in choices.items()}
         expected = next(iter(runs.values()))()
         faults = {}
         for name, run in runs.items():
             watchdog.begin(f"{row.name} by {name}")
-            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[RESET].eager)
+            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind == TEAM else RESET].eager)
         target = torch.empty_like(operands.x)
         watchdog.begin(f"{row.name}: replays of graphs")
         copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs.values())])
@@ -125,22 +156,26 @@ def measure(row: Row, device: Device, repeats: int, each: int, watchdog: Watchdo
 
 
 class Counters:
-    """Copies the counters of `ring` while a launch hangs: on a stream of its own, to memory that was allocated before."""
+    """Copies the counters while a launch hangs: on a stream of its own, to memory that was allocated before."""
 
     def __init__(self) -> None:
         self.stream, self.host = torch.cuda.Stream(), torch.empty(4096, dtype=torch.int32, pin_memory=True)
 
     def report(self) -> str:
-        """Return the counters that are not 0. A unit has one, which counts the members that stored their sums, and then those that left."""
+        """Return the counters that are not 0.
+
+        In `ring`, each unit has one, which counts the members that stored their sums, and then those that left. In `team`, each team has
+        one: members add to it, and together they flip its sign.
+        """
         from onepass.backends.gpu import forward
-        from onepass.backends.gpu.ring.launch import RESET
 
         lines = []
-        for of_stream in forward.COUNTERS[RESET].eager:
-            with torch.cuda.stream(self.stream):
-                found = self.host[: len(of_stream)].copy_(of_stream[: len(self.host)], non_blocking=True)
-                self.stream.synchronize()
-            lines += [f"unit {unit}: {count}" for unit, count in enumerate(found.tolist()) if count]
+        for protocol, counters in forward.COUNTERS.items():
+            for of_stream in counters.eager:
+                with torch.cuda.stream(self.stream):
+                    found = self.host[: len(of_stream)].copy_(of_stream[: len(self.host)], non_blocking=True)
+                    self.stream.synchronize()
+                lines += [f"{protocol} {number}: {count}" for number, count in enumerate(found.tolist()) if count]
         return "; ".join(lines) or "all counters are 0"
 
 
@@ -163,7 +198,7 @@ def _faults(run: partial[Gradients], expected: Gradients, repeats: int, counters
         torch.cuda.synchronize()
         other += any(a is not None and b is not None and not torch.equal(bits(a), bits(b)) for a, b in zip(first, again))
         for counter in counters:
-            dirty += int(counter.any())
+            dirty += int((counter & SIGN).any())
             counter.zero_()
     off = max(_distance(a, b) for a, b in zip(first, expected) if a is not None and b is not None)
     words = [f"{other} of {repeats} runs with other bits"] * (other > 0) + [f"{dirty} with counters that are not 0"] * (dirty > 0)
@@ -175,17 +210,17 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ring_backward", description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, action="append", help="only launches of this kind; may be given twice")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shared_backward", description=__doc__)
+    parser.add_argument("--kind", choices=list(ROWS), action="append", help="only launches of this kind; may be given twice")
     parser.add_argument("--repeats", type=int, default=100, help="runs of each launch (100)")
     parser.add_argument("--each", type=int, default=2, help="launches for each shape of a block (2)")
     parser.add_argument("--compile", action="store_true", help="only compile the kernels for an H200, into the cache of Triton")
     parser.add_argument("--list", action="store_true", help="print the launches for an H200, and run nothing")
     args = parser.parse_args(argv)
-    rows = [row for kind in args.kind or KINDS for row in ROWS[kind]]
+    rows = [(kind, row) for kind in args.kind or ROWS for row in ROWS[kind]]
     if args.list:
-        for row in rows:
-            found = launches_of(problem_of(row), KNOWN_DEVICES["h200"], args.each)
+        for kind, row in rows:
+            found = launches_of(problem_of(row), kind, KNOWN_DEVICES["h200"], args.each)
             print("\n  ".join([row.name, *(name_of(launch) for launch, _ in found)]))
         return 0
     if args.compile:
@@ -193,8 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     lines, watchdog = [["launch", "µs", "of copy speed", "faults"]], Watchdog(print, leave=_leave(Counters()))
     device = describe(torch.device("cuda"))
-    for row in progress(rows, len(rows), lambda row: row.name, log=True):
-        lines += measure(row, device, args.repeats, args.each, watchdog)
+    for kind, row in progress(rows, len(rows), lambda one: one[1].name, log=True):
+        lines += measure(kind, row, device, args.repeats, args.each, watchdog)
     watchdog.end()
     print(table(lines))
     return 1 if any(line[3] for line in lines[1:]) else 0

@@ -1,4 +1,4 @@
-"""Repeated launches of the backward of ring: which launches it lists, and what it notices."""
+"""Repeated launches of the backward of ring and team: which launches are listed, and what is noticed."""
 
 from functools import partial
 
@@ -7,22 +7,22 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks import ring_backward
-from onepass.backends.gpu.ring.launch_backward import KINDS
+from benchmarks import shared_backward
 from onepass.bench.suite import problem_of
 from onepass.core.device import KNOWN_DEVICES
 from onepass.core.operands import Gradients
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", shared_backward.ROWS)
 def test_each_row_has_launches_of_its_kind(kind):
-    for row in ring_backward.ROWS[kind]:
-        found = list(ring_backward.launches_of(problem_of(row), KNOWN_DEVICES["h200"], 2))
-        assert found and all(launch.kind == kind and launches[0] is launch for launch, launches in found), row.name
+    for row in shared_backward.ROWS[kind]:
+        found = list(shared_backward.launches_of(problem_of(row), kind, KNOWN_DEVICES["h200"], 2))
+        assert found and all(shared_backward.name_of(launch).startswith(f"{kind}, ") for launch, _ in found), row.name
+        assert all(launches[0].programs == launch.programs <= 132 * getattr(launch, "programs_per_sm", 1) for launch, launches in found)
 
 
 def test_the_list_needs_no_gpu(capsys):
-    assert ring_backward.main(["--list", "--kind", "set"]) == 0
+    assert shared_backward.main(["--list", "--kind", "set"]) == 0
     first, *launches = capsys.readouterr().out.splitlines()
     assert first.startswith("batch_norm 256x512x28x28") and launches and all("set, teams of" in line for line in launches)
 
@@ -36,6 +36,6 @@ def test_faults_are_noticed(monkeypatch):
         return Gradients(torch.full((2,), next(values)))
 
     expected = Gradients(torch.full((2,), 2.0))
-    words = ring_backward._faults(partial(run, None), expected, 2, counters)
+    words = shared_backward._faults(partial(run, None), expected, 2, counters)
     assert words == "1 of 2 runs with other bits; 2 with counters that are not 0; off by 0.5"
-    assert ring_backward._faults(partial(lambda: Gradients(torch.ones(2))), Gradients(torch.ones(2)), 2, []) == ""
+    assert shared_backward._faults(partial(lambda: Gradients(torch.ones(2))), Gradients(torch.ones(2)), 2, []) == ""
