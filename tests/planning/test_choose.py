@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import onepass
+from onepass.backends.family import BACKWARD
 from onepass.bench.suite import SUITE, problem_of
 from onepass.core import norms
 from onepass.core.device import KNOWN_DEVICES, Device
@@ -477,6 +478,37 @@ def test_a_team_has_every_row_and_column(shape, dtype, groups, invariant):
     assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows
     assert step.blocks * step.sets >= w.sets > (step.blocks - 1) * step.sets and step.block_j >= step.sets * w.run
     assert step.members <= step.programs <= H200.sms and step.programs % step.members == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 9, 9), (5, 33, 32, 1), (2, 10, 64, 64), (8, 60, 8, 8), (2, 3, 31, 17)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 32])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_team_has_every_row_and_column_in_a_backward(shape, dtype, groups, invariant):
+    problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), "channels_last", dtype)
+    step, sums = plan(problem, H200, BACKWARD, Options("team", invariant=invariant)).launches
+    w = step.walk
+    assert step.members * step.rows >= w.reps > (step.members - 1) * step.rows and step.steps * step.block_i >= step.rows
+    assert step.blocks * step.sets >= w.sets > (step.blocks - 1) * step.sets
+    assert step.block_j + step.remainder >= step.sets * w.run and (not step.remainder or step.sets == 1)
+    assert sums.cells == w.outer * step.members * w.columns
+    at_once = step.programs_per_sm * H200.sms
+    assert step.members <= step.programs <= at_once and step.programs % step.members == 0
+    assert step.programs_per_sm * step.warps * 32 * step.max_registers <= 65536
+
+
+@pytest.mark.parametrize("device, stages", [("a100", 2), ("h200", 3)])
+def test_the_gradient_of_a_sum_takes_shared_memory_too(device, stages):
+    x = torch.empty(4000, 8192, device="meta")
+    problem = bind(norms.layer_norm(1), x, x[0], x[0], optional=OptionalOperands(x))
+    assert plan(problem, KNOWN_DEVICES[device], BACKWARD).launches[0].stages == stages
+    assert plan(bind(norms.layer_norm(1), x, x[0], x[0]), KNOWN_DEVICES[device], BACKWARD).launches[0].stages == 3
+
+
+def test_a_mix_of_very_many_sets():
+    x = torch.empty(65536, 33000, 2, dtype=torch.float16, device="meta").transpose(1, 2).contiguous().transpose(1, 2)
+    chosen = plan(bind(norms.switchable_norm(True), x, None, None), H200)
+    assert dict(chosen.why_not)["tile_reread"] == ("there are 2**30 sets or more, and the kernels of a mix count them in 32 bits",)
 
 
 @pytest.mark.parametrize("shape", [(32, 512, 256, 256), (2, 512, 256, 256), (64, 512, 64, 64), (32, 256, 128, 128)])

@@ -31,6 +31,7 @@ class LaunchShape(NamedTuple):
 
 
 def block_bytes(problem: NormProblem, elements: int, params: int = 0) -> int:
-    """Return the bytes of `elements` elements of x and of dy, and of `params` elements of every parameter."""
+    """Return the bytes of `elements` elements of x, of dy and of the gradient of a sum, and of `params` elements of every parameter."""
     operands = problem.weight, problem.bias, problem.scale, problem.shift
-    return elements * 2 * problem.dtype.itemsize + params * sum(dtype.itemsize for dtype in operands if dtype)
+    tensors = 3 if problem.addends else 2
+    return elements * tensors * problem.dtype.itemsize + params * sum(dtype.itemsize for dtype in operands if dtype)

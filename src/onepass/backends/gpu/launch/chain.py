@@ -108,8 +108,9 @@ class Chain:
             run(programs, 1, 1, stream, function, metadata, None, None, None, *pick(addresses), *numbers)
 
     def _odd(self, addresses: Sequence[Any]) -> frozenset[str]:
-        """Return the names of the operands at odd addresses: in a backward all, because no others were measured."""
-        return frozenset(name for name, at in zip(self._names, addresses) if at % ALIGNMENT or "dy" in self.inputs)
+        """Return the names of the operands at odd addresses: in a backward all tensors, because no others were measured."""
+        named = zip((*self._names, *self.parts), addresses)
+        return frozenset(name for name, at in named if at % ALIGNMENT or ("dy" in self.inputs and name not in self.parts))
 
     def _load(self, device: int, odd: frozenset[str]) -> list[tuple[Any, ...]]:
         """Compile the kernels for these operands at odd addresses, and return what a launch of each needs."""

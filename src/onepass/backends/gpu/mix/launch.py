@@ -180,9 +180,16 @@ def _groups(problem: NormProblem, merged: Sequence[int], at: int) -> Groups | No
     return Groups(kept1, between, kept2, within, stride1, stride2, groups, prod(shape) // groups, at, ceil(groups / WIDTH))
 
 
+MOST_SETS = 2**30
+
+
 def why_no_mix(problem: NormProblem) -> list[str]:
     """Return a list with the reason why the kernels cannot mix the norms of a problem; empty if they can."""
-    return [TOO_MANY_NORMS] if problem.spec.mix and mix_of(problem) is None else []
+    if not problem.spec.mix:
+        return []
+    if prod(problem.stat_shape) >= MOST_SETS:
+        return ["there are 2**30 sets or more, and the kernels of a mix count them in 32 bits"]
+    return [TOO_MANY_NORMS] if mix_of(problem) is None else []
 
 
 FP32 = torch.float32

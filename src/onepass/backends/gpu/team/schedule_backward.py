@@ -45,7 +45,7 @@ def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]
     if parameter_axes(problem, w) & AXIS_R:
         return ["parameters differ from row to row: too many sums for one program"]
     if not any(candidates(problem, w, device)):
-        return [f"x and dy of a set of {w.reps} x {w.run} are too large for the registers of one team"]
+        return [f"x and dy of a set of {w.reps} x {w.run} are too large for the registers of one team, or need too many partial sums"]
     return [] if len(team_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
 
 
