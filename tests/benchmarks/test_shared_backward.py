@@ -18,7 +18,7 @@ def test_each_row_has_launches_of_its_kind(kind):
     for row in shared_backward.ROWS[kind]:
         found = list(shared_backward.launches_of(problem_of(row), kind, KNOWN_DEVICES["h200"], 2))
         assert found and all(shared_backward.name_of(launch).startswith(f"{kind}, ") for launch, _ in found), row.name
-        assert all(launches[0].programs == launch.programs <= 132 * getattr(launch, "programs_per_sm", 1) for launch, launches in found)
+        assert all(launches[0].programs == launch.programs for launch, launches in found)
 
 
 def test_the_list_needs_no_gpu(capsys):

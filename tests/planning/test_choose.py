@@ -492,8 +492,31 @@ def test_a_team_has_every_row_and_column_in_a_backward(shape, dtype, groups, inv
     assert step.blocks * step.sets >= w.sets > (step.blocks - 1) * step.sets
     assert step.block_j + step.remainder >= step.sets * w.run and (not step.remainder or step.sets == 1)
     assert sums.cells == w.outer * step.members * w.columns
-    at_once = step.programs_per_sm * H200.sms
-    assert step.members <= step.programs <= at_once and step.programs % step.members == 0
+    _can_wait(step)
+
+
+@pytest.mark.parametrize("shape", [(3, 7, 40, 41), (1, 30, 16, 9), (2, 10, 64, 64), (8, 60, 8, 8), (2, 3, 31, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("groups", [1, 3, 32])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_whole_sets_have_every_element_in_a_backward(shape, dtype, groups, invariant):
+    problem = _bind(norms.group_norm(groups), (shape[0], shape[1] * groups, *shape[2:]), dtype=dtype)
+    try:
+        step, sums = plan(problem, H200, BACKWARD, Options("whole_set", invariant=invariant)).launches
+    except CannotForce as reason:
+        assert shape[2] * shape[3] % 32 and "a channel has fewer than 32 elements" in str(reason)
+        return
+    channel = shape[2] * shape[3]
+    assert step.stretches * step.block_j == step.walk.run and channel % step.block_j == 0 and step.block_j <= 512 // dtype.itemsize
+    assert step.members * step.steps * step.block_i >= step.stretches > (step.members - 1) * step.steps * step.block_i
+    assert sums.cells == step.walk.total * step.stretches and sums.sums == shape[1] * groups
+    _can_wait(step)
+
+
+def _can_wait(step):
+    """Programs that wait for each other run at the same time, and their registers suffice for that."""
+    assert step.members <= step.programs and step.programs % step.members == 0
+    assert step.members == 1 or step.programs <= step.programs_per_sm * H200.sms
     assert step.programs_per_sm * step.warps * 32 * step.max_registers <= 65536
 
 

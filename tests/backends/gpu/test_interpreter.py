@@ -1,5 +1,6 @@
 """The GPU families on small problems in Triton's interpreter. They need TRITON_INTERPRET=1, which `make test` sets."""
 
+import importlib
 import os
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ SMALL = {
     Case("rms_norm", (2, 9216), affine="weight", activation="silu"): FOLDED,
     Case("layer_norm", (2, 3, 8704), modulate=True): FOLDED,
     Case("layer_norm", (2, 8704), residual=True, init="shifted"): FOLDED,
-    Case("group_norm", (2, 6, 48, 96), groups=3, activation="silu"): FOLDED,
+    Case("group_norm", (2, 6, 48, 96), groups=3, activation="silu"): Runs("row_reread whole_set", "row"),
     Case("group_norm", (1, 6, 73, 72), groups=2, modulate=True): FOLDED,
     Case("instance_norm", (2, 2, 15001)): ROWS,
     Case("layer_norm", (2, 4, 24), save="y", modulate=True): ROWS,
@@ -377,12 +378,14 @@ def test_a_backward_of_rows_peels_off_their_ends(case, dtype):
     assert oracle.worst(_evaluate(case, operands, dy, "row"), exact.value, exact.allowed).backward <= 1
 
 
-# A unit is a set of 8 + 2 columns, or it has several sets, each with one column or more, or it is all columns.
+# By `team`, a unit is a set of 8 + 2 columns, or it has several sets, each with one column or more, or it is all columns.
 TEAMS_BACKWARD = {
-    Case("group_norm", (2, 20, 5, 5), "channels_last", groups=2, activation="silu"): torch.float16,
-    Case("group_norm", (2, 12, 5, 4), "channels_last", groups=4, modulate=True, init="shifted"): torch.float32,
-    Case("batch_norm", (3, 7, 5), "channels_last"): torch.float32,
-    Case("layer_norm", (2, 6, 5, 3), "channels_last", rank=3, granularity="channel"): torch.float16,
+    Case("group_norm", (2, 20, 5, 5), "channels_last", groups=2, activation="silu"): ("team", torch.float16),
+    Case("group_norm", (2, 12, 5, 4), "channels_last", groups=4, modulate=True, init="shifted"): ("team", torch.float32),
+    Case("batch_norm", (3, 7, 5), "channels_last"): ("team", torch.float32),
+    Case("layer_norm", (2, 6, 5, 3), "channels_last", rank=3, granularity="channel"): ("team", torch.float16),
+    Case("group_norm", (1, 12, 24, 24), groups=1, activation="silu", modulate=True): ("whole_set", torch.float16),
+    Case("group_norm", (2, 12, 64, 12), groups=2, save="y"): ("whole_set", torch.float32),
 }
 
 
@@ -391,30 +394,32 @@ def test_teams_of_several_members_in_a_backward(case, monkeypatch):
     """Interpreted programs run one after another, so members cannot wait. But if a kernel runs twice, they find each other's sums."""
     from onepass.backends.gpu.launch.counters import Counters
     from onepass.backends.gpu.launch.kernel import Kernel
-    from onepass.backends.gpu.team import family, kernel_backward, schedule_backward
 
+    family, dtype = TEAMS_BACKWARD[case]
+    kernel = importlib.import_module(f"onepass.backends.gpu.{family}.kernel_backward")
+    schedule = importlib.import_module(f"onepass.backends.gpu.{family}.schedule_backward")
     interpret = Kernel.interpret
 
-    def twice(kernel, operands):
-        interpret(kernel, operands)
-        if kernel.function is kernel_backward.team_backward:
-            interpret(kernel, operands)
+    def twice(made, operands):
+        interpret(made, operands)
+        if made.cooperative:
+            interpret(made, operands)
 
     monkeypatch.setattr(Kernel, "interpret", twice)
     monkeypatch.setattr(Counters, "take", lambda _, stream, n: torch.zeros(n, dtype=torch.int32))
-    monkeypatch.setattr(kernel_backward, "wait_for_team", lambda counter, member, members: None)
-    dtype, device = TEAMS_BACKWARD[case], KNOWN_DEVICES["h200"]
-    problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
-    found = sorted(schedule_backward.candidates(problem, walk(problem), device), key=lambda launch: launch.sets)
-    kinds = {launch.remainder > 0: launch for launch in found if launch.members == (2 if dtype == torch.float32 else 4)}
-    assert len(kinds) == (1 if case.op == "batch_norm" else 2)
+    monkeypatch.setattr(kernel, "wait_for_team", lambda counter, member, members: None)
+    problem, device = problem_of(Row(case, dtype)).for_direction(BACKWARD), KNOWN_DEVICES["h200"]
+    found = sorted(schedule.candidates(problem, walk(problem), device), key=lambda launch: launch.sets_of_unit)
+    found = [launch for launch in found if launch.members in ((2, 3) if dtype == torch.float32 else (3, 4))]
+    kinds = {(family, getattr(launch, "remainder", 0) > 0): launch for launch in found}
+    assert len(kinds) == (2 if family == "team" and case.op != "batch_norm" else 1)
     operands = tensors.make(case, dtype)
     dy = tensors.make_dy(operands)
     exact = oracle.exact(case, operands, dy)
     for launch in kinds.values():
-        launches = schedule_backward.with_sums(problem, launch, device)
-        monkeypatch.setattr(family.schedule_backward, "team_backward_launches", lambda *_, launches=launches: launches)
-        assert oracle.worst(_evaluate(case, operands, dy, "team"), exact.value, exact.allowed).backward <= 1, launch
+        launches = schedule.with_sums(problem, launch, device)
+        monkeypatch.setattr(schedule, f"{family}_backward_launches", lambda *_, launches=launches: launches)
+        assert oracle.worst(_evaluate(case, operands, dy, family), exact.value, exact.allowed).backward <= 1, launch
 
 
 # Some programs have two rows, which begin equally far from a multiple of 16 bytes. The first block of a row is full, or it is not.

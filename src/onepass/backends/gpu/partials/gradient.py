@@ -14,7 +14,7 @@ import torch
 
 from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, SetValues
 from onepass.backends.gpu.launch.fields import Count, Index
-from onepass.backends.gpu.launches import ChainedLaunch
+from onepass.backends.gpu.launches import FLIP, ChainedLaunch
 from onepass.backends.gpu.walk import Walk
 from onepass.core.operands import Needs
 from onepass.core.problem import NormProblem
@@ -119,6 +119,45 @@ class BackwardLaunch(ChainedLaunch):
         if not getattr(options.needs, name):
             return None
         return getattr(problem, name) if name in options.single_cells else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedSetBackwardLaunch(BackwardLaunch):
+    """A launch of a backward whose programs form teams. The members of a team run at the same time and share a unit of work."""
+
+    members: int
+    programs_per_sm: int = 1  # how many programs run at the same time on each multiprocessor
+    max_registers: int = 0  # for each thread; 0 means no limit
+
+    @property
+    def teams(self) -> int:
+        return self.programs // self.members
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """How many units of work there are. The teams take them in turn."""
+
+    @property
+    def shape(self) -> str:
+        return f"{super().shape}, teams of {self.members}"
+
+    @property
+    def cooperative(self) -> bool:
+        return self.members > 1
+
+    @property
+    def partial_sums(self) -> int:
+        return 2 * self.walk.total * self.members if self.cooperative else 0
+
+    @property
+    def counters(self) -> int:
+        return self.teams if self.cooperative else 0
+
+    @property
+    def counter_protocol(self) -> str:
+        """How the programs use the counters: FLIP or RESET. Only launches with the same protocol may share counters."""
+        return FLIP
 
 
 def needs_set_sums(problem: NormProblem, needs: Needs) -> bool:

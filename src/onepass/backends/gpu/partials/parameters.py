@@ -72,3 +72,9 @@ def segments(problem: NormProblem, w: Walk) -> Segments:
     period = max((p.every * p.period for p in cuts), default=1) // every
     by_set = w.sets > 1 and any(p.c for _, p in maps(problem, w))
     return Segments(every, period, w.outer // period * (1 if by_set else w.sets), by_set)
+
+
+def channel_of(problem: NormProblem, w: Walk) -> int:
+    """Return how many elements of a run have the same parameters, or 0 if scale and shift differ from weight and bias in this."""
+    found = {p.channel_run for _, p in maps(problem, w) if p.d}
+    return w.run if not found else found.pop() if len(found) == 1 else 0

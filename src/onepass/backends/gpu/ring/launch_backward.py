@@ -16,7 +16,7 @@ from onepass.backends.gpu.arguments import maps_of, norm_of
 from onepass.backends.gpu.launch.descriptor import Descriptor
 from onepass.backends.gpu.launch.fields import Count, Length
 from onepass.backends.gpu.launches import power_of_two
-from onepass.backends.gpu.partials.gradient import BackwardLaunch, BackwardOptions
+from onepass.backends.gpu.partials.gradient import BackwardOptions, SharedSetBackwardLaunch
 from onepass.backends.gpu.partials.parameters import varying_axes
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.backends.gpu.walk import by_channel
@@ -75,12 +75,11 @@ class RingBackwardMode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RingBackwardLaunch(BackwardLaunch):
+class RingBackwardLaunch(SharedSetBackwardLaunch):
     """A launch of `ring_backward`. The members of a team take the blocks of rows of a unit in turn. x and dy are read once."""
 
     name: ClassVar[str] = "ring"
     kind: str
-    members: int
     spans: int  # units for each o
     tiles: int  # tiles of a unit
     sets: int  # sets of a unit
@@ -89,26 +88,13 @@ class RingBackwardLaunch(BackwardLaunch):
     channel_rows: int = 0  # BLOCKS: rows of a channel
 
     @property
-    def teams(self) -> int:
-        return self.programs // self.members
-
-    @property
     def units(self) -> int:
-        """How many units of work there are. The teams take them in turn."""
         return ceil(self.walk.outer / self.tiles) if self.walk.folded else self.walk.outer * self.spans
 
     @property
     def blocks_of_tile(self) -> int:
         """How many blocks of a tile the busiest member has."""
         return ceil(ceil(self.walk.reps / self.block_i) / self.members)
-
-    @property
-    def shape(self) -> str:
-        return f"{super().shape}, teams of {self.members}"
-
-    @property
-    def cooperative(self) -> bool:
-        return self.members > 1
 
     @property
     def experimental(self) -> bool:

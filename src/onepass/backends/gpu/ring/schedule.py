@@ -19,7 +19,7 @@ from math import ceil, gcd, lcm
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import copy_cost, parameter_bytes, product_of
 from onepass.backends.gpu.launches import block_and_remainder, fastest, power_of_two, team_programs
-from onepass.backends.gpu.partials.parameters import maps
+from onepass.backends.gpu.partials.parameters import channel_of
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_S, AXIS_T, Walk, axis_mask, fold, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -166,12 +166,6 @@ def folded(problem: NormProblem, w: Walk) -> Walk | None:
     vector = ALIGNMENT // problem.dtype.itemsize
     before = vector - gcd(vector, w.run)  # runs are read from multiples of 16 bytes
     return fold(w, width, before) if width and w.sets == 1 and w.run < 2**20 * width else None
-
-
-def channel_of(problem: NormProblem, w: Walk) -> int:
-    """Return how many elements of a run have the same parameters, or 0 if scale and shift differ from weight and bias in this."""
-    found = {p.channel_run for _, p in maps(problem, w) if p.d}
-    return w.run if not found else found.pop() if len(found) == 1 else 0
 
 
 def _folded_candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingLaunch]:

@@ -14,14 +14,14 @@ from math import ceil
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import team_programs
-from onepass.backends.gpu.partials.parameters import maps, parameter_axes, varying_axes
+from onepass.backends.gpu.partials.parameters import channel_of, maps, parameter_axes, varying_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch_backward import BLOCKS, COLUMNS, ELEMENTS, LINES_OF_COLUMN, SET, RingBackwardLaunch
-from .schedule import ALIGNMENT, MOST_MASKED, RESERVED, WARPS, channel_of, cuts, even, folded, sets_per_block
+from .schedule import ALIGNMENT, MOST_MASKED, RESERVED, WARPS, cuts, even, folded, sets_per_block
 
 SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each slot
 

@@ -16,15 +16,12 @@ from onepass.backends.gpu.device.affine import fold_affine
 from onepass.backends.gpu.device.axes import AXIS_S, AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.columns import locate_columns
 from onepass.backends.gpu.device.elements import program
-from onepass.backends.gpu.device.gradients import gradients, load_both, load_saved, store_cells, store_gradient
+from onepass.backends.gpu.device.gradients import again, gradients, load_both, load_saved, store_cells, store_gradient
 from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, Maps, Place, SetValues, View
-from onepass.backends.gpu.launch.source import INTERPRETED
 
 from .exchange import add_members, wait_for_team
 from .kernel import offset, sum_sets, to_columns
 from .launch import Exchange, TeamSplit
-
-INTERPRETED_HERE = tl.constexpr(INTERPRETED)  # the interpreter has no inline assembly
 
 
 @triton.jit
@@ -163,14 +160,6 @@ def _apply(
         r, inside = _rows(n, start, end, BLOCK_I, mode)
         mask = inside & columns.place.j_inside
         x_hat, _, wdy = gradients(
-            _again(xs[n]), _again(dys[n]), columns.mean, columns.rstd, columns.factor, columns.term, mask, norm.activation, mode.from_y
+            again(xs[n]), again(dys[n]), columns.mean, columns.rstd, columns.factor, columns.term, mask, norm.activation, mode.from_y
         )  # fmt: skip
         store_gradient(io, columns.y_at + offset(r, mode.int32_offsets) * view.y_r, mask, wdy, x_hat, columns.rstd, c1, c2)
-
-
-@triton.jit
-def _again(x):
-    """Return x as the compiler does not know it, so that it computes x_hat and dz again: to keep them would take twice the registers."""
-    if x.dtype.primitive_bitwidth == 16 and not INTERPRETED_HERE:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
-    return x

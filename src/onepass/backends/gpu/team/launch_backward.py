@@ -14,9 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from onepass.backends.gpu.arguments import maps_of, needs_wide_programs, norm_of, offsets_fit_int32, view_of
-from onepass.backends.gpu.launches import FLIP, power_of_two
-from onepass.backends.gpu.partials.gradient import BackwardLaunch, BackwardOptions
+from onepass.backends.gpu.launches import power_of_two
+from onepass.backends.gpu.partials.gradient import BackwardOptions
 from onepass.backends.gpu.partials.parameters import varying_axes
+from onepass.backends.gpu.resident_backward import ResidentBackwardLaunch
 from onepass.core.problem import NormProblem
 
 from .launch import Exchange, TeamSplit
@@ -45,31 +46,22 @@ class TeamBackwardMode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeamBackwardLaunch(BackwardLaunch):
+class TeamBackwardLaunch(ResidentBackwardLaunch):
     """A launch of `team_backward`. The members of a team keep x and dy of their rows of a unit in registers."""
 
     name: ClassVar[str] = "team"
-    members: int
     rows: int  # rows of a member
     blocks: int  # units for each o
     sets: int  # sets of a unit
     remainder: int = 0  # columns of a second block, if a unit is one set whose columns do not fill one
-    programs_per_sm: int = 1  # how many programs run at the same time on each multiprocessor
-    max_registers: int = 0  # for each thread; 0 means no limit
-
-    @property
-    def teams(self) -> int:
-        return self.programs // self.members
 
     @property
     def units(self) -> int:
-        """How many units of work there are. The teams take them in turn."""
         return self.walk.outer * self.blocks
 
     @property
     def shape(self) -> str:
-        more = f" + {self.remainder}" if self.remainder else ""
-        return f"{self.steps} x {super().shape}{more}, teams of {self.members}"
+        return f"{self.steps} x {super().shape}" + (f", {self.remainder} more columns" if self.remainder else "")
 
     @property
     def steps(self) -> int:
@@ -83,7 +75,6 @@ class TeamBackwardLaunch(BackwardLaunch):
 
     @property
     def elements(self) -> int:
-        """How many elements of x a program has room for."""
         more = self.rows_of_remainder
         return self.steps * self.block_i * self.block_j + (ceil(self.rows / more) * more * self.remainder if more else 0)
 
@@ -98,20 +89,12 @@ class TeamBackwardLaunch(BackwardLaunch):
         return self.blocks * (self.block_j + self.remainder) == self.walk.columns
 
     @property
-    def cooperative(self) -> bool:
-        return self.members > 1
+    def full(self) -> bool:
+        return self.full_rows and self.full_columns
 
     @property
-    def partial_sums(self) -> int:
-        return 2 * self.walk.total * self.members if self.cooperative else 0
-
-    @property
-    def counters(self) -> int:
-        return self.teams if self.cooperative else 0
-
-    @property
-    def counter_protocol(self) -> str:
-        return FLIP
+    def sets_of_unit(self) -> int:
+        return self.sets
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w = self.walk

@@ -12,26 +12,16 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from onepass.backends.gpu import constants
-from onepass.backends.gpu.launches import VECTOR_BYTES, chained, power_of_two, team_programs
+from onepass.backends.gpu.launches import VECTOR_BYTES, chained, power_of_two
 from onepass.backends.gpu.partials.parameters import maps, parameter_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
+from onepass.backends.gpu.resident_backward import THREADS, for_all, many_cells, modelled_time, with_registers
 from onepass.backends.gpu.walk import AXIS_R, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch_backward import TeamBackwardLaunch
 from .schedule import WIDEST, sets_of_blocks
-
-THREADS = 128, 256, 512  # of a program
-
-PER_THREAD = 48  # the most elements of x that a thread keeps, with as many of dy
-
-REGISTERS, OTHER_REGISTERS = 65536, 80  # of a multiprocessor; of a thread, besides those for x and dy
-
-MASKED = 1.1  # a factor of the traffic, for masks; assumed, not measured
-
-MOST_CELLS, SMALL = 0.02, 2**24  # the memory for cells, as a fraction of x, if x has more than SMALL bytes
 
 
 def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -61,12 +51,6 @@ def team_backward_launches(problem: NormProblem, device: Device, invariant: bool
     return chained(device, with_sums(problem, for_all(w, main, device), device))
 
 
-def for_all(w: Walk, launch: TeamBackwardLaunch, device: Device) -> TeamBackwardLaunch:
-    """Return a launch for all samples of w, as many at a time as fit. The launch may be planned for one."""
-    launch = replace(launch, walk=w)
-    return replace(launch, programs=team_programs(launch.units, launch.members, device, launch.programs_per_sm))
-
-
 def with_sums(problem: NormProblem, main: TeamBackwardLaunch, device: Device) -> tuple[Step, ...]:
     """Return the launch, and the launches that add up its cells."""
     w = main.walk
@@ -76,9 +60,9 @@ def with_sums(problem: NormProblem, main: TeamBackwardLaunch, device: Device) ->
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamBackwardLaunch]:
     """Yield launches with units of several widths, teams of several sizes and programs of several sizes."""
-    size, most = problem.dtype.itemsize, 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
+    most = 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
     for (sets, block_j, remainder), threads in product(_widths(problem, w), THREADS):
-        block_i = max(threads * VECTOR_BYTES // size // block_j, 1)
+        block_i = max(threads * VECTOR_BYTES // problem.dtype.itemsize // block_j, 1)
         for rows in sorted({ceil(w.reps / (most // teams)) for teams in range(1, most + 1)}):
             members = ceil(w.reps / rows)
             launch = TeamBackwardLaunch(
@@ -96,18 +80,8 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamBa
                 sets=sets,
                 remainder=remainder,
             )
-            kept = ceil(launch.elements / threads)
-            at_once = REGISTERS // (registers_of(problem, kept) * threads)  # programs of a multiprocessor
-            many_cells = 8 * members > MOST_CELLS * w.reps * size and w.total * w.reps * w.run * size > SMALL
-            if kept > PER_THREAD or not at_once or many_cells:
-                continue
-            limit = min(REGISTERS // (at_once * threads) // 8 * 8, 255)
-            yield for_all(w, replace(launch, programs_per_sm=at_once, max_registers=limit), device)
-
-
-def registers_of(problem: NormProblem, kept: int) -> int:
-    """Return about how many registers a thread needs that keeps `kept` elements of x and of dy."""
-    return min(OTHER_REGISTERS + ceil(2 * kept * problem.dtype.itemsize / 4), 255)
+            if not many_cells(problem, w, w.reps / members):
+                yield from with_registers(problem, w, launch, device)
 
 
 def _widths(problem: NormProblem, w: Walk) -> Iterator[tuple[int, int, int]]:
@@ -118,16 +92,3 @@ def _widths(problem: NormProblem, w: Walk) -> Iterator[tuple[int, int, int]]:
     remainder = power_of_two(w.run - whole // 2)
     if remainder < whole // 2:
         yield 1, whole // 2, remainder
-
-
-def modelled_time(problem: NormProblem, launch: TeamBackwardLaunch, device: Device) -> float:
-    """Return the modelled time of a launch, in microseconds. It compares these launches with one another, and was not measured yet."""
-    w, size = launch.walk, problem.dtype.itemsize
-    rounds = ceil(launch.units / launch.teams)
-    elements = launch.elements * rounds * ceil(launch.programs / device.sms)  # of a multiprocessor
-    moved = 3 * size * max(elements * device.sms, w.total * w.reps * w.run) / (constants.BANDWIDTH * constants.SPEED["team"])
-    moved *= 1.0 if launch.full_rows and launch.full_columns else MASKED
-    if launch.members == 1:
-        return constants.LAUNCH + moved + (rounds - 1) * constants.REFILL
-    exchange = constants.BARRIER + power_of_two(launch.members) * power_of_two(launch.sets) / 128 * constants.MERGE
-    return constants.LAUNCH + moved + (rounds - 1) * constants.STALL + exchange

@@ -7,7 +7,7 @@ from onepass.backends.gpu.family import SharingFamily
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from . import schedule
+from . import schedule, schedule_backward
 
 
 class WholeSet(SharingFamily):
@@ -17,8 +17,14 @@ class WholeSet(SharingFamily):
     def cannot_share(self, problem: NormProblem, device: Device) -> list[str]:
         return schedule.whole_set_unsupported(problem, device)
 
+    def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
+        return schedule_backward.whole_set_backward_unsupported(problem, device)
+
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
+        if direction == BACKWARD:  # not measured yet, so the planner takes it only if `onepass.force` asks for it
+            return float("inf")
         return schedule.whole_set_cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        return () if direction == BACKWARD else schedule.whole_set_launches(problem, device, batch_invariant)
+        launches = schedule_backward.whole_set_backward_launches if direction == BACKWARD else schedule.whole_set_launches
+        return launches(problem, device, batch_invariant)
