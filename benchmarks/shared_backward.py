@@ -1,4 +1,4 @@
-"""Repeats and times launches of the backward of `ring` and `team`, which the planner does not use yet: see docs/notes/backward.md.
+"""Repeats and times launches of backwards that the planner does not use yet, by `ring`, `team` and `whole_set`: see docs/notes/backward.md.
 
 Each launch runs many times. All its runs must give the same bits, gradients close to those of the planner's launches, and counters that are
 0 again, but for the sign. If a launch hangs, the process names it, prints the counters that are not 0, and ends with status 3. On a Hopper
@@ -21,6 +21,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from onepass.backends.family import BACKWARD, Launches
+from onepass.backends.gpu import resident_backward
 from onepass.backends.gpu.launches import FLIP, chained
 from onepass.backends.gpu.ring import schedule_backward as ring
 from onepass.backends.gpu.ring.launch import RESET
@@ -28,6 +29,8 @@ from onepass.backends.gpu.ring.launch_backward import BLOCKS, COLUMNS, ELEMENTS,
 from onepass.backends.gpu.team import schedule_backward as team
 from onepass.backends.gpu.team.launch_backward import TeamBackwardLaunch
 from onepass.backends.gpu.walk import walk
+from onepass.backends.gpu.whole_set import schedule_backward as whole_set
+from onepass.backends.gpu.whole_set.launch_backward import WholeSetBackwardLaunch
 from onepass.bench import timing
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress, table
@@ -45,7 +48,7 @@ from .watchdog import Watchdog
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 LAST = "channels_last"
-TEAM = "team"
+TEAM, WHOLE_SET = "team", "whole_set"
 SIGN = 2**31 - 1  # the bits of a counter without its sign
 ROWS = {
     COLUMNS: [
@@ -70,33 +73,35 @@ ROWS = {
         Row(Case("instance_norm", (8, 64, 56, 56), LAST), HALF),
         Row(Case("batch_norm", (16, 128, 14, 14), LAST, wide=True), HALF),
     ],
+    WHOLE_SET: [
+        Row(Case("group_norm", (2, 320, 64, 64), groups=32, activation="silu"), HALF),
+        Row(Case("group_norm", (8, 1280, 16, 16), groups=32, activation="silu"), HALF),
+        Row(Case("group_norm", (16, 320, 64, 64), groups=32, activation="silu"), HALF),
+        Row(Case("group_norm", (2, 640, 40, 40), groups=32, activation="silu"), FULL),
+        Row(Case("instance_norm", (8, 64, 56, 56)), HALF),
+    ],
 }
 
-Launch = RingBackwardLaunch | TeamBackwardLaunch
+Launch = RingBackwardLaunch | TeamBackwardLaunch | WholeSetBackwardLaunch
 
 
 def launches_of(problem: NormProblem, kind: str, device: Device, each: int) -> Iterator[tuple[Launch, Launches]]:
-    """Yield the first `each` launches, by modelled time, for each shape of a block and number of tiles, with all that follows them."""
-    taken: dict[tuple[int, ...], int] = {}
-    for launch in _by_time(problem, kind, device):
-        last = (launch.tiles,) if isinstance(launch, RingBackwardLaunch) else (launch.remainder, launch.warps)
-        shape = (*([launch.block_i] if kind != TEAM else []), launch.block_j, *last)
+    """Yield the first `each` launches, by modelled time, for each shape of a block, with all that follows them."""
+    w, taken = walk(problem), dict[tuple[Any, ...], int]()
+    if kind == TEAM:
+        by_time = sorted(team.candidates(problem, w, device), key=partial(resident_backward.modelled_time, problem, device=device))
+        found = ((launch, chained(device, team.with_sums(problem, launch, device))) for launch in by_time)
+    elif kind == WHOLE_SET:
+        by_time = sorted(whole_set.candidates(problem, w, device), key=partial(resident_backward.modelled_time, problem, device=device))
+        found = ((launch, chained(device, whole_set.with_sums(problem, launch, device))) for launch in by_time)
+    else:
+        by_time = sorted(ring.candidates(problem, w, device), key=partial(ring.modelled_time, problem, device=device))
+        found = ((launch, ring.with_sums(problem, launch, device)) for launch in by_time)
+    for launch, launches in found:
+        shape = launch.warps, launch.block_i, launch.block_j, getattr(launch, "tiles", 0), getattr(launch, "remainder", 0)
         taken[shape] = taken.get(shape, 0) + 1
         if taken[shape] <= each:
-            yield launch, _with_sums(problem, launch, device)
-
-
-def _by_time(problem: NormProblem, kind: str, device: Device) -> Sequence[Launch]:
-    w = walk(problem)
-    if kind == TEAM:
-        return sorted(team.candidates(problem, w, device), key=partial(team.modelled_time, problem, device=device))
-    return sorted(ring.candidates(problem, w, device), key=partial(ring.modelled_time, problem, device=device))
-
-
-def _with_sums(problem: NormProblem, launch: Launch, device: Device) -> Launches:
-    if isinstance(launch, RingBackwardLaunch):
-        return ring.with_sums(problem, launch, device)
-    return chained(device, team.with_sums(problem, launch, device))
+            yield launch, launches
 
 
 def compile_all(rows: Sequence[tuple[str, Row]], each: int) -> int:
@@ -119,8 +124,8 @@ def needs_of(problem: NormProblem) -> Needs:
 
 
 def name_of(launch: Launch) -> str:
-    if isinstance(launch, TeamBackwardLaunch):
-        return f"{TEAM}, {launch.shape}, {launch.warps} warps, {launch.programs} programs"
+    if not isinstance(launch, RingBackwardLaunch):
+        return f"{launch.name}, {launch.shape}, {launch.warps} warps, {launch.programs} programs"
     blocks = f"{launch.block_i}x{launch.block_j}"
     return f"{launch.kind}, teams of {launch.members}, blocks of {blocks}, {launch.tiles} in a unit, {launch.slots} slots"
 
@@ -146,7 +151,7 @@ def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchd
         faults = {}
         for name, run in runs.items():
             watchdog.begin(f"{row.name} by {name}")
-            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind == TEAM else RESET].eager)
+            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind in (TEAM, WHOLE_SET) else RESET].eager)
         target = torch.empty_like(operands.x)
         watchdog.begin(f"{row.name}: replays of graphs")
         copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs.values())])
