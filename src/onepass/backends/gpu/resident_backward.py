@@ -6,7 +6,7 @@ A unit of work is one set or more. The programs of a team share a unit. A cell i
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TypeVar
@@ -15,9 +15,11 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from . import constants
-from .launches import power_of_two, team_programs
+from .launches import chained, power_of_two, team_programs
 from .partials.gradient import SharedSetBackwardLaunch
-from .walk import Walk
+from .partials.parameters import maps
+from .partials.sums import Step
+from .walk import Walk, walk
 
 THREADS = 128, 256, 512  # of a program
 
@@ -50,6 +52,23 @@ class ResidentBackwardLaunch(SharedSetBackwardLaunch):
 
 
 Resident = TypeVar("Resident", bound=ResidentBackwardLaunch)
+
+
+def fastest(
+    problem: NormProblem,
+    device: Device,
+    invariant: bool,
+    candidates: Callable[[NormProblem, Walk, Device], Iterable[Resident]],
+    with_sums: Callable[[NormProblem, Resident, Device], tuple[Step, ...]],
+) -> tuple[Step, ...]:
+    """Return the candidate with the least modelled time, and the launches that add up its cells.
+
+    With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
+    """
+    w = walk(problem)
+    found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
+    best = min(found, key=lambda launch: modelled_time(problem, launch, device))
+    return chained(device, with_sums(problem, for_all(w, best, device), device))
 
 
 def with_registers(problem: NormProblem, w: Walk, launch: Resident, device: Device) -> Iterator[Resident]:

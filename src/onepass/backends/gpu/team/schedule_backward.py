@@ -7,31 +7,26 @@ rows are never read again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from onepass.backends.gpu.launches import VECTOR_BYTES, chained, power_of_two
+from onepass.backends.gpu.launches import VECTOR_BYTES, power_of_two
 from onepass.backends.gpu.partials.parameters import maps, parameter_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
-from onepass.backends.gpu.resident_backward import THREADS, for_all, many_cells, modelled_time, with_registers
+from onepass.backends.gpu.resident_backward import THREADS, fastest, many_cells, with_registers
 from onepass.backends.gpu.walk import AXIS_R, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch_backward import TeamBackwardLaunch
-from .schedule import WIDEST, sets_of_blocks
+from .schedule import sets_of_blocks, team_unsupported
 
 
 def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
-    if device.no_team:
-        return [device.no_team]
-    w = walk(problem)
-    if w.reps == 1:
-        return ["a set is one run: there is nothing to share"]
-    if w.run > WIDEST:
-        return [f"a run of {w.run} is longer than the {WIDEST} columns of a block"]
+    w, reasons = walk(problem), team_unsupported(problem, device)
+    if reasons:
+        return reasons
     if parameter_axes(problem, w) & AXIS_R:
         return ["parameters differ from row to row: too many sums for one program"]
     if not any(candidates(problem, w, device)):
@@ -39,16 +34,9 @@ def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]
     return [] if len(team_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
 
 
-@lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
+@lru_cache(256)  # the planner asks whether there are launches, and then for the launches
 def team_backward_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """Return the fastest launch by the model, and launches that add up its cells.
-
-    With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
-    """
-    w = walk(problem)
-    found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
-    main = min(found, key=lambda launch: modelled_time(problem, launch, device))
-    return chained(device, with_sums(problem, for_all(w, main, device), device))
+    return fastest(problem, device, invariant, candidates, with_sums)
 
 
 def with_sums(problem: NormProblem, main: TeamBackwardLaunch, device: Device) -> tuple[Step, ...]:

@@ -11,10 +11,10 @@ from functools import lru_cache
 from itertools import product
 from math import ceil
 
-from onepass.backends.gpu.launches import VECTOR_BYTES, chained
+from onepass.backends.gpu.launches import VECTOR_BYTES
 from onepass.backends.gpu.partials.parameters import channel_of, maps
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
-from onepass.backends.gpu.resident_backward import THREADS, for_all, many_cells, modelled_time, with_registers
+from onepass.backends.gpu.resident_backward import THREADS, fastest, many_cells, with_registers
 from onepass.backends.gpu.walk import Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -43,16 +43,9 @@ def stretch_of(problem: NormProblem, channel: int) -> int:
     return min(channel & -channel, WARP * VECTOR_BYTES // problem.dtype.itemsize)
 
 
-@lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
+@lru_cache(256)  # the planner asks whether there are launches, and then for the launches
 def whole_set_backward_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    """Return the fastest launch by the model, and launches that add up its cells.
-
-    With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
-    """
-    w = walk(problem)
-    found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
-    main = min(found, key=lambda launch: modelled_time(problem, launch, device))
-    return chained(device, with_sums(problem, for_all(w, main, device), device))
+    return fastest(problem, device, invariant, candidates, with_sums)
 
 
 def with_sums(problem: NormProblem, main: WholeSetBackwardLaunch, device: Device) -> tuple[Step, ...]:
