@@ -95,7 +95,7 @@ def for_all(w: Walk, launch: Resident, device: Device) -> Resident:
 def many_cells(problem: NormProblem, w: Walk, rows: float) -> bool:
     """Return whether cells take much memory, for a large x. Each cell of a parameter belongs to `rows` elements."""
     size = problem.dtype.itemsize
-    return MOST_CELLS * rows * size < 8 and w.total * w.reps * w.run * size > SMALL
+    return any(maps(problem, w)) and MOST_CELLS * rows * size < 8 and w.total * w.reps * w.run * size > SMALL
 
 
 def modelled_time(problem: NormProblem, launch: ResidentBackwardLaunch, device: Device) -> float:
