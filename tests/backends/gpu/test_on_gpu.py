@@ -559,6 +559,27 @@ def test_gradients_have_the_same_bits_twice(family):
         assert all(torch.equal(a, b) for a, b in zip(_gradients(BACKWARD[family], *leaves), first))
 
 
+@pytest.mark.parametrize("family", ["team", "whole_set"])
+@pytest.mark.parametrize("shape", DIFFUSION)
+def test_teams_in_a_backward(family, shape):
+    """The gradients are right, and have the same bits on two streams at once and in every call."""
+    x = torch.randn(shape, device="cuda").to(torch.float16)
+    x = (x.to(memory_format=torch.channels_last) if family == "team" else x).requires_grad_()
+    weight, bias = (torch.randn(shape[1], device="cuda").half().requires_grad_() for _ in range(2))
+    dy = torch.randn_like(x)
+    exact = F.silu(F.group_norm(x.double(), 32, weight.double(), bias.double()))
+    expected = torch.autograd.grad(exact, (x, weight, bias), dy.double())
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for stream in islice(cycle(streams), 40):
+        with torch.cuda.stream(stream), pinned(family):
+            found.append(torch.autograd.grad(O.group_norm(x, 32, weight, bias, activation="silu"), (x, weight, bias), dy))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for grads in found[1:] for a, b in zip(grads, found[0]))
+    for ours, right in zip(found[0], expected):
+        torch.testing.assert_close(ours.double(), right.double(), rtol=2**-9, atol=2**-9 * right.abs().max().item())
+
+
 @pytest.mark.parametrize("shape", [(1000, 64), (300, 4096), (200, 16384), (33, 40000)])
 def test_parameter_gradients_of_rows_have_the_same_bits_twice(shape):
     x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
