@@ -85,11 +85,13 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
 def check_launchable(problem: NormProblem, launches: Launches, device: torch.device) -> str:
     """Return why programs that wait for each other cannot run here, or why a kernel in Gluon cannot be compiled here, or "".
 
-    The kernels of all gradients are compiled to find out.
+    Such kernels are compiled to find out, for all gradients.
     """
-    if not launches[0].experimental:
+    experimental = launches[0].experimental
+    if not (experimental or launches[0].cooperative):
         return ""
-    return why_not_launchable([kernel for _, kernel in kernels(problem, launches, ALL)], True, device)
+    checked = [kernel for _, kernel in kernels(problem, launches, ALL) if kernel.cooperative or experimental]
+    return why_not_launchable(checked, experimental, device)
 
 
 def aligned(launches: Launches, t: Tensor) -> Tensor:

@@ -120,6 +120,11 @@ class ForwardLaunch(Launch):
         return False
 
     @property
+    def cooperative(self) -> bool:
+        """Whether programs wait for each other, so that all of them must run at the same time."""
+        return False
+
+    @property
     def experimental(self) -> bool:
         """Whether the kernel uses Gluon, which is experimental: another version of Triton may not compile it."""
         return False
@@ -154,7 +159,6 @@ class SharedSetLaunch(ForwardLaunch):
 
     @property
     def cooperative(self) -> bool:
-        """Whether programs wait for each other, so that all of them must run at the same time."""
         return self.members > 1
 
     @property

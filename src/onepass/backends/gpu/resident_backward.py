@@ -23,9 +23,10 @@ from .walk import Walk, walk
 
 THREADS = 128, 256, 512  # of a program
 
-PER_THREAD = 48  # the most elements of x that a thread keeps, with as many of dy
+PER_THREAD = 40  # the most elements of x that a thread keeps, with as many of dy
 
-REGISTERS, OTHER_REGISTERS = 65536, 80  # of a multiprocessor; of a thread, besides those for x and dy
+# Of a multiprocessor; of a thread, besides those for x and dy; and more of a thread, for masks, and for gelu.
+REGISTERS, OTHER_REGISTERS, MORE_REGISTERS = 65536, 80, 24
 
 MOST_CELLS, SMALL = 0.02, 2**24  # the memory for cells, as a fraction of x, if x has more than SMALL bytes
 
@@ -61,14 +62,16 @@ def fastest(
     candidates: Callable[[NormProblem, Walk, Device], Iterable[Resident]],
     with_sums: Callable[[NormProblem, Resident, Device], tuple[Step, ...]],
 ) -> tuple[Step, ...]:
-    """Return the candidate with the least modelled time, and the launches that add up its cells.
+    """Return the candidate with the least modelled time, and the launches that add up its cells; nothing if no launch can add them up.
 
     With `invariant`, the time of one sample decides, so that the choice does not depend on the batch size.
     """
     w = walk(problem)
     found = candidates(problem, replace(w, total=w.sets) if invariant else w, device)
-    best = min(found, key=lambda launch: modelled_time(problem, launch, device))
-    return chained(device, with_sums(problem, for_all(w, best, device), device))
+    by_time = sorted(found, key=lambda launch: modelled_time(problem, launch, device))
+    planned = (with_sums(problem, for_all(w, launch, device), device) for launch in by_time)
+    summed = 1 + len(list(maps(problem, w)))
+    return chained(device, next((launches for launches in planned if len(launches) == summed), ()))
 
 
 def with_registers(problem: NormProblem, w: Walk, launch: Resident, device: Device) -> Iterator[Resident]:
@@ -78,7 +81,8 @@ def with_registers(problem: NormProblem, w: Walk, launch: Resident, device: Devi
     """
     threads = 32 * launch.warps
     kept = ceil(launch.elements / threads)
-    registers = min(OTHER_REGISTERS + ceil(2 * kept * problem.dtype.itemsize / 4), 255)  # of a thread
+    more = MORE_REGISTERS * ((not launch.full) + ("gelu" in problem.spec.activation))
+    registers = min(OTHER_REGISTERS + more + ceil(2 * kept * problem.dtype.itemsize / 4), 255)  # of a thread
     at_once = REGISTERS // (registers * threads)  # programs of a multiprocessor
     if kept <= PER_THREAD and at_once:
         limit = min(REGISTERS // (at_once * threads) // 8 * 8, 255)

@@ -45,14 +45,15 @@ def team_backward(
         to_cells = (o.to(tl.int64) * split.members + member) * split.columns
         set_ = (first + tl.arange(0, block.j)[None, :]) // view.run - s0  # the set of each column, counted from the first of this unit
         columns = _columns(values, affine, maps, o, first, 0, view, split, norm, block.j, mode)
-        xs, dys, a, b = _reduce(io, columns, start, end, view, norm, block.i, block.j, block.steps, mode)
+        xs, dys = _load(io, columns, start, end, view, block.i, block.steps, mode)
+        if block.remainder > 0:  # a unit is one set. All loads come first: stores of cells need barriers, and no load moves over a barrier
+            more = _columns(values, affine, maps, o, first, block.j, view, split, norm, block.remainder, mode)
+            xs_more, dys_more = _load(io, more, start, end, view, block.i_more, block.steps_more, mode)
+        a, b = _reduce(xs, dys, columns, start, end, norm, block.i, block.j, block.steps, mode)
         own1, own2 = _store_cells(cells, to_cells, a, b, affine, maps, columns, norm)
         sum1, sum2 = sum_sets(own1, set_, block), sum_sets(own2, set_, block)
-        if block.remainder > 0:  # a unit is one set
-            more = _columns(values, affine, maps, o, first, block.j, view, split, norm, block.remainder, mode)
-            xs_more, dys_more, a, b = _reduce(
-                io, more, start, end, view, norm, block.i_more, block.remainder, block.steps_more, mode
-            )  # fmt: skip
+        if block.remainder > 0:
+            a, b = _reduce(xs_more, dys_more, more, start, end, norm, block.i_more, block.remainder, block.steps_more, mode)
             own1, own2 = _store_cells(cells, to_cells, a, b, affine, maps, more, norm)
             sum1 += tl.sum(own1, 1, keep_dims=True)
             sum2 += tl.sum(own2, 1, keep_dims=True)
@@ -118,27 +119,36 @@ def _rows(n, start, end, BLOCK_I: tl.constexpr, mode: tl.constexpr):
 
 
 @triton.jit
-def _reduce(
-    io, columns, start, end, view, norm: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, STEPS: tl.constexpr,
-    mode: tl.constexpr,
-):  # fmt: skip
-    """Load x and dy of this member's rows. Return both, and for each column the sums a = Σ dz·x_hat and b = Σ dz. (39)"""
+def _load(io, columns, start, end, view, BLOCK_I: tl.constexpr, STEPS: tl.constexpr, mode: tl.constexpr):
+    """Return x and dy of this member's rows, step by step."""
     xs = ()
     dys = ()
-    a, b = tl.zeros((BLOCK_I, BLOCK_J), tl.float32), tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
     for n in tl.static_range(STEPS):
         r, inside = _rows(n, start, end, BLOCK_I, mode)
-        mask = inside & columns.place.j_inside
         x_at = columns.x_at + offset(r, mode.int32_offsets) * view.x_r
-        x, dy = load_both(io, x_at, columns.y_at + offset(r, mode.int32_offsets) * view.y_r, mask)
+        y_at = columns.y_at + offset(r, mode.int32_offsets) * view.y_r
+        x, dy = load_both(io, x_at, y_at, inside & columns.place.j_inside)
         xs += (x,)
         dys += (dy,)
+    return xs, dys
+
+
+@triton.jit
+def _reduce(
+    xs, dys, columns, start, end, norm: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_J: tl.constexpr, STEPS: tl.constexpr,
+    mode: tl.constexpr,
+):  # fmt: skip
+    """Return for each column the sums a = Σ dz·x_hat and b = Σ dz over this member's rows. (39)"""
+    a, b = tl.zeros((BLOCK_I, BLOCK_J), tl.float32), tl.zeros((BLOCK_I, BLOCK_J), tl.float32)
+    for n in tl.static_range(STEPS):
+        _, inside = _rows(n, start, end, BLOCK_I, mode)
+        mask = inside & columns.place.j_inside
         x_hat, dz, _ = gradients(
-            x, dy, columns.mean, columns.rstd, columns.factor, columns.term, mask, norm.activation, mode.from_y
+            xs[n], dys[n], columns.mean, columns.rstd, columns.factor, columns.term, mask, norm.activation, mode.from_y
         )  # fmt: skip
         a += dz * x_hat
         b += dz
-    return xs, dys, tl.sum(a, 0, keep_dims=True), tl.sum(b, 0, keep_dims=True)
+    return tl.sum(a, 0, keep_dims=True), tl.sum(b, 0, keep_dims=True)
 
 
 @triton.jit

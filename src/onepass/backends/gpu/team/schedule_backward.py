@@ -12,7 +12,7 @@ from itertools import product
 from math import ceil
 
 from onepass.backends.gpu.launches import VECTOR_BYTES, power_of_two
-from onepass.backends.gpu.partials.parameters import maps, parameter_axes
+from onepass.backends.gpu.partials.parameters import parameter_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
 from onepass.backends.gpu.resident_backward import THREADS, fastest, many_cells, with_registers
 from onepass.backends.gpu.walk import AXIS_R, Walk, walk
@@ -31,7 +31,7 @@ def team_backward_unsupported(problem: NormProblem, device: Device) -> list[str]
         return ["parameters differ from row to row: too many sums for one program"]
     if not any(candidates(problem, w, device)):
         return [f"x and dy of a set of {w.reps} x {w.run} are too large for the registers of one team, or need too many partial sums"]
-    return [] if len(team_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
+    return [] if team_backward_launches(problem, device, False) else [TOO_MANY_AXES]
 
 
 @lru_cache(256)  # the planner asks whether there are launches, and then for the launches

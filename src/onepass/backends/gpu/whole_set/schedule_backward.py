@@ -12,11 +12,11 @@ from itertools import product
 from math import ceil
 
 from onepass.backends.gpu.launches import VECTOR_BYTES
-from onepass.backends.gpu.partials.parameters import channel_of, maps
+from onepass.backends.gpu.partials.parameters import channel_of
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
 from onepass.backends.gpu.resident_backward import THREADS, fastest, many_cells, with_registers
 from onepass.backends.gpu.walk import Walk, walk
-from onepass.core.device import Device
+from onepass.core.device import NO_TEAM_ON_AMD, Device
 from onepass.core.problem import NormProblem
 
 from .launch_backward import WholeSetBackwardLaunch
@@ -27,6 +27,8 @@ WARP = 32  # threads: a stretch has at most as many vectors, so that its sums st
 
 def whole_set_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
     w = walk(problem)
+    if device.no_team == NO_TEAM_ON_AMD:
+        return ["its backward has instructions that AMD GPUs do not have"]
     if w.reps > 1:
         return ["a set is several runs: in a backward, the family `team` keeps such sets in registers"]
     channel = channel_of(problem, w)
@@ -35,7 +37,7 @@ def whole_set_backward_unsupported(problem: NormProblem, device: Device) -> list
     if not any(candidates(problem, w, device)):
         reason = f"x and dy of a set of {w.run} elements are too large for the registers of one team, or need too many partial sums"
         return [reason + (device.no_team and f": {device.no_team}")]
-    return [] if len(whole_set_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
+    return [] if whole_set_backward_launches(problem, device, False) else [TOO_MANY_AXES]
 
 
 def stretch_of(problem: NormProblem, channel: int) -> int:
