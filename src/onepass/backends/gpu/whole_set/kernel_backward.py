@@ -45,23 +45,25 @@ def whole_set_backward(
         factors = ()
         terms = ()
         sum1, sum2 = tl.zeros((mode.block_i, 1), tl.float32), tl.zeros((mode.block_i, 1), tl.float32)
-        for n in tl.static_range(mode.steps):  # a loop of its own: stores of cells need barriers, and no load moves over a barrier
-            _, at, inside = _stretches(member * mode.steps + n, split, mode)
-            x, dy = load_both(io, x_at + at, y_at + at, inside)
-            xs += (x,)
-            dys += (dy,)
+        # A loop of loads alone: stores of cells need barriers, and the compiler moves no load over a barrier.
         for n in tl.static_range(mode.steps):
-            stretch, _, inside = _stretches(member * mode.steps + n, split, mode)
+            stretch, at, inside = _stretches(member * mode.steps + n, split, mode)
+            x, dy = load_both(io, x_at + at, y_at + at, inside)
             place = Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
             factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_T, NO_AXIS)
-            x_hat, dz, _ = gradients(xs[n], dys[n], mean, rstd, factor, term, inside, norm.activation, mode.from_y)
-            a, b = tl.sum(dz * x_hat, 1, keep_dims=True), tl.sum(dz, 1, keep_dims=True)
-            to = (o.to(tl.int64) * view.sets + s) * split.stretches + stretch
-            store_cells(cells, to, inside, a, b, affine, maps, place, norm, AXIS_T, NO_AXIS)
-            sum1 += b * factor
-            sum2 += a * factor
+            xs += (x,)
+            dys += (dy,)
             factors += (factor,)
             terms += (term,)
+        for n in tl.static_range(mode.steps):
+            stretch, _, inside = _stretches(member * mode.steps + n, split, mode)
+            x_hat, dz, _ = gradients(xs[n], dys[n], mean, rstd, factors[n], terms[n], inside, norm.activation, mode.from_y)
+            a, b = tl.sum(dz * x_hat, 1, keep_dims=True), tl.sum(dz, 1, keep_dims=True)
+            place = Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
+            to = (o.to(tl.int64) * view.sets + s) * split.stretches + stretch
+            store_cells(cells, to, inside, a, b, affine, maps, place, norm, AXIS_T, NO_AXIS)
+            sum1 += b * factors[n]
+            sum2 += a * factors[n]
         sum1, sum2 = tl.sum(sum1), tl.sum(sum2)
         if mode.members > 1:
             parts = exchange.parts_ptr + o.to(tl.int64) * split.members * view.sets
