@@ -2,13 +2,14 @@
 
 import math
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 import onepass
-from onepass.backends.family import BACKWARD
+from onepass.backends.family import BACKWARD, FORWARD
 from onepass.bench.suite import SUITE, problem_of
 from onepass.core import norms
 from onepass.core.device import KNOWN_DEVICES, Device
@@ -600,6 +601,36 @@ def test_a_team_that_does_not_fit_is_planned_again(monkeypatch):
     assert chosen.family not in ("whole_set", "team") and device.no_team == "too many programs"
     with pytest.raises(CannotForce, match="too large for the registers of one team: too many programs"):
         launchers.plan_launchable(_diffusion(2, 1280, 32), torch.device("cuda", 0), Options("whole_set"))
+
+
+@pytest.mark.parametrize("direction", [FORWARD, BACKWARD])
+@pytest.mark.parametrize("family", ["team", "whole_set"])
+def test_a_team_whose_programs_do_not_fit_says_so(direction, family, monkeypatch):
+    forward = pytest.importorskip("onepass.backends.gpu.forward")
+    from onepass.backends.gpu.launch.kernel import Kernel
+    from onepass.backends.gpu.launch.occupancy import NotResident
+
+    def load(kernel, device):
+        raise NotResident("too many programs" if kernel.cooperative else "not asked for")
+
+    monkeypatch.setattr(Kernel, "load", load)
+    monkeypatch.setattr(forward, "INTERPRETED", False)
+    monkeypatch.setattr(forward, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    problem = _bind(norms.group_norm(32), (2, 320, 64, 64), "channels_last" if family == "team" else "contiguous", torch.float16)
+    launches = plan(problem, H200, direction, Options(family)).launches
+    assert launches[0].members > 1
+    assert family_named(family).check_launchable(problem, launches, torch.device("cuda", 0), direction) == "too many programs"
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+def test_only_teams_whose_cells_can_be_added_up(invariant):
+    """With several members, these cells would lie along more axes than one launch can sum over."""
+    x = torch.empty(132, 256, 4, 8, dtype=torch.float16, device="meta")
+    weight = torch.empty(8, 132, 4, dtype=torch.float16, device="meta")
+    problem = bind(onepass.NormSpec("n h g k", "h k", "k n g"), x, weight, weight)
+    step, _ = plan(problem, H200, BACKWARD, Options("team", invariant=invariant)).launches
+    assert step.members == 1
 
 
 @pytest.mark.parametrize(
