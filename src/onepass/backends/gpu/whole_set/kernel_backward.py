@@ -49,7 +49,7 @@ def whole_set_backward(
         for n in tl.static_range(mode.steps):
             stretch, at, inside = _stretches(member * mode.steps + n, split, mode)
             x, dy = load_both(io, x_at + at, y_at + at, inside)
-            place = Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
+            place = _place(o, s, stretch, inside, split)
             factor, term = fold_affine(1.0, affine, maps, place, norm, AXIS_T, NO_AXIS)
             xs += (x,)
             dys += (dy,)
@@ -59,7 +59,7 @@ def whole_set_backward(
             stretch, _, inside = _stretches(member * mode.steps + n, split, mode)
             x_hat, dz, _ = gradients(xs[n], dys[n], mean, rstd, factors[n], terms[n], inside, norm.activation, mode.from_y)
             a, b = tl.sum(dz * x_hat, 1, keep_dims=True), tl.sum(dz, 1, keep_dims=True)
-            place = Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
+            place = _place(o, s, stretch, inside, split)
             to = (o.to(tl.int64) * view.sets + s) * split.stretches + stretch
             store_cells(cells, to, inside, a, b, affine, maps, place, norm, AXIS_T, NO_AXIS)
             sum1 += b * factors[n]
@@ -92,3 +92,9 @@ def _stretches(step, split, mode: tl.constexpr):
     if mode.full:
         inside = tl.full((mode.block_i, 1), True, tl.int1)
     return stretch, stretch * mode.block_j + tl.arange(0, mode.block_j)[None, :], inside
+
+
+@triton.jit
+def _place(o, s, stretch, inside, split):
+    """Return the Place of stretches. Its t is a channel."""
+    return Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
