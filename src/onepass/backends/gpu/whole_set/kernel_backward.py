@@ -97,4 +97,4 @@ def _stretches(step, split, mode: tl.constexpr):
 @triton.jit
 def _place(o, s, stretch, inside, split):
     """Return the Place of stretches. Its t is a channel."""
-    return Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=None)
+    return Place(o=o, r=0, s=s, t=stretch // split.of_channel, i_inside=inside, j_inside=inside)
