@@ -16,12 +16,12 @@ VALUES = gl.constexpr(2)  # if all columns of a tile have the same values: c1 an
 
 
 @jit
-def apply(ring, lines, kept, totals, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def apply(ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute and store dx of all units. Release each slot of the ring."""
     if mode.kind == COLUMNS:
         _apply_columns(ring, lines, dx_ptr, work, view, split, norm, mode)
     else:
-        _apply_sets(ring, lines, kept, totals, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)
+        _apply_sets(ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)
 
 
 @jit
@@ -54,13 +54,13 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
 
 @jit
 def _apply_sets(
-    ring, lines, kept, totals, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
+    ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
 ):  # fmt: skip
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, 1)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     if mode.kept > 0:
-        mbarrier.wait(totals.full.index(0), 0)
+        mbarrier.wait(ready.index(0), 0)
     place = place_of_block(work.team, 0, 0, work, total, split, mode)
     mean, rstd, gain, term = of_block(place, affine, values, view, maps, norm, mode)
     at = 0

@@ -17,7 +17,7 @@ from .channel import Channel, acquire_to_write
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS
 from .exchange_backward import combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
-from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET, Totals
+from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET
 from .launch import RingView
 from .launch_backward import RingBackwardSplit
 from .parameters import keep
@@ -56,21 +56,23 @@ def ring_backward(
         mbarrier.init(sums.empty.index(slot), count=1)
         mbarrier.init(lines.full.index(slot), count=1)
         mbarrier.init(lines.empty.index(slot), count=1)
-    known, kept, totals = _known(sums, mode), keep(affine, ring, mode), _totals(ring, mode)
+    known, kept, ready = _known(sums, mode), keep(affine, ring, mode), _ready(ring, mode)
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
     blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
     work = Work(team=team, member=member, units=split.units, blocks=blocks, again=0)
+    REDUCE: gl.constexpr = 136 if mode.kind == ELEMENTS else 104  # registers of a thread: sums of elements stay there
+    OTHERS: gl.constexpr = 64 if mode.kind == ELEMENTS else 96
     gl.warp_specialize(
         [
-            (apply, (ring, lines, kept, totals, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)),
-            (reduce, (ring, sums, known, kept, totals, affine, values, cells, work, total, view, maps, split, norm, mode)),
+            (apply, (ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)),
+            (reduce, (ring, sums, known, kept, ready, affine, values, cells, work, total, view, maps, split, norm, mode)),
             (publish, (sums, known, exchange, affine, values, cells, work, total, view, maps, split, norm, mode)),
             (combine, (sums, lines, affine, values, cells, exchange, work, total, view, maps, split, norm, mode)),
             (_load, (x_desc, dy_desc, ring, work, view, split, mode)),
         ],
         [mode.warps, PUBLISH_WARPS, COMBINE_WARPS, 1],
-        [104, 96, 96, 24],
+        [REDUCE, OTHERS, OTHERS, 24],
     )
 
 
@@ -104,18 +106,13 @@ def _known(sums, mode: gl.constexpr):
 
 
 @jit
-def _totals(ring, mode: gl.constexpr):
-    """Allocate shared memory for the sums of a member's elements. If they are not kept, return placeholders: those of the ring."""
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    a = ring.buffer
-    b = ring.buffer
-    full = ring.full
-    if mode.kind == ELEMENTS:
-        a = gl.allocate_shared_memory(gl.float32, [mode.rows, mode.block_i, mode.block_j], PLAIN)
-        b = gl.allocate_shared_memory(gl.float32, [mode.rows, mode.block_i, mode.block_j], PLAIN)
-        full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(full.index(0), count=1)
-    return Totals(a=a, b=b, full=full)
+def _ready(ring, mode: gl.constexpr):
+    """Return a barrier: the parameters that `reduce` and `apply` share are in shared memory. If there are none, return a placeholder."""
+    ready = ring.full
+    if mode.kept > 0:
+        ready = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(ready.index(0), count=1)
+    return ready
 
 
 @jit

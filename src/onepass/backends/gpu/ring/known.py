@@ -3,10 +3,8 @@
 x_hat = (x - mean)·rstd, and z = x_hat·gain + term. If each column has its own (the kind COLUMNS of ring/launch_backward.py), one group
 of warps stores them as lines, one value for each column, for another group. Otherwise all elements of a block share them, or only mean and
 rstd: then each group loads those of the next block while it works on a block. Parameters that differ from element to element are kept in
-shared memory (ring/parameters.py), together with the sums of their gradients.
+shared memory (ring/parameters.py).
 """
-
-from typing import Any, NamedTuple
 
 from onepass.backends.gpu.device.affine import fold_affine
 from onepass.backends.gpu.device.axes import AXIS_R, AXIS_S, AXIS_T, NO_AXIS
@@ -14,24 +12,15 @@ from onepass.backends.gpu.device.gradients import load_saved, store_cells
 from onepass.backends.gpu.device.groups import Place
 
 from .exchange import set_of
-from .gluon import barrier, gl, jit, mbarrier
+from .gluon import gl, jit
 from .launch_backward import BLOCKS_OF_UNIT as _BLOCKS_OF_UNIT
 from .launch_backward import KINDS
-from .parameters import fill
 
 COLUMNS, BLOCKS, SET, ELEMENTS = (gl.constexpr(kind) for kind in KINDS)
 
 BLOCKS_OF_UNIT = gl.constexpr(_BLOCKS_OF_UNIT)
 
 KNOWN = gl.constexpr(4)  # lines of a tile: mean, rstd, gain and term
-
-
-class Totals(NamedTuple):
-    """a = Σ dz·x_hat and b = Σ dz of each element of a member's rows, of shape [blocks of a run, block_i, block_j]. (39)"""
-
-    a: Any
-    b: Any
-    full: Any  # a barrier: the parameters that `reduce` and `apply` share are in shared memory
 
 
 @jit
@@ -105,27 +94,11 @@ def after(unit, tile, block, work, split, mode: gl.constexpr):
 
 
 @jit
-def begin_totals(totals, kept, affine, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, BLOCK: gl.constexpr):
-    """Load the parameters that `reduce` and `apply` share, and set the sums of their gradients to 0."""
-    if mode.kept > 0:
-        fill(kept, 0, affine, maps, work, view, split, norm, mode, BLOCK)
-        barrier()
-        mbarrier.arrive(totals.full.index(0), count=1)
-    zero = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
-    for block in range(work.blocks):
-        totals.a.index(block).store(zero)
-        totals.b.index(block).store(zero)
-
-
-@jit
-def store_totals(totals, affine, cells, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, BLOCK: gl.constexpr):
-    """Store the sums of the gradients as cells: one for each team and element of a run. (40)"""
+def store_totals(a, b, block, affine, cells, maps, work, view, split, norm: gl.constexpr, mode: gl.constexpr, BLOCK: gl.constexpr):
+    """Store the sums of the gradients of a block's parameters as cells: one for each team and element of a run. (40)"""
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
-    for block in range(work.blocks):
-        r = (work.member + block * split.members) * mode.block_i + i
-        t = r * mode.block_j + j
-        inside = t < view.length
-        place = Place(o=0, r=0, s=0, t=t, i_inside=inside, j_inside=inside)
-        a, b = totals.a.index(block).load(BLOCK), totals.b.index(block).load(BLOCK)
-        store_cells(cells, work.team.to(gl.int64) * view.length + t, inside, a, b, affine, maps, place, norm, AXIS_T, AXIS_T)
+    t = ((work.member + block * split.members) * mode.block_i + i) * mode.block_j + j
+    inside = (t < view.length) & (block < work.blocks)
+    place = Place(o=0, r=0, s=0, t=t, i_inside=inside, j_inside=inside)
+    store_cells(cells, work.team.to(gl.int64) * view.length + t, inside, a, b, affine, maps, place, norm, AXIS_T, AXIS_T)

@@ -29,8 +29,8 @@ COLUMNS = "columns"  # those of a column. `reduce` sends the sums of each tile
 # Those of a block; a tile is one long run, in a folded walk (gpu/walk.py). `reduce` sends the sums of all blocks of a unit at once.
 BLOCKS = "blocks"
 SET = "set"  # those of a unit, which is one set. `reduce` sends the sums of each unit
-# A tile is one long run, and each of its elements has its own parameters. A member has the same elements of every run. So it keeps their
-# sums in shared memory until the end, and `reduce` sends the sums of wdy·x_hat and wdy for each tile.
+# A tile is one long run, and each of its elements has its own parameters. A member has the same elements of every run. So `reduce` keeps
+# their sums in registers until the end, and sends the sums of wdy·x_hat and wdy for each tile.
 ELEMENTS = "elements"
 KINDS = COLUMNS, BLOCKS, SET, ELEMENTS
 

@@ -7,7 +7,7 @@ and b = Σ dz over elements that share their parameters. The kinds of ring/launc
 
 from .channel import acquire_to_read, acquire_to_write, release_to_readers, release_to_writer
 from .elements import as_float32, slopes
-from .gluon import gl, jit
+from .gluon import barrier, gl, jit, mbarrier
 from .known import (
     BLOCKS,
     BLOCKS_OF_UNIT,
@@ -16,25 +16,26 @@ from .known import (
     KNOWN,
     SET,
     after,
-    begin_totals,
     load_line,
     of_block,
     place_of_block,
     store_totals,
 )
 from .layouts import apply_layout, column_layout, lane_layout, lanes_of_row, message_layout, reduce_layout, rows_at_a_time, steps_layout
-from .parameters import gain_and_term
+from .parameters import fill, gain_and_term
 from .reduce import by_lanes, by_warps, lane_sums
 from .runs import Run
 
 
 @jit
-def reduce(ring, sums, known, kept, totals, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+def reduce(ring, sums, known, kept, ready, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
     """Compute the sums of all units. The blocks stay in the ring."""
     if mode.kind == COLUMNS:
         _reduce_columns(ring, sums, known, work, view, split, norm, mode)
+    elif mode.kind == ELEMENTS:
+        _reduce_elements(ring, sums, kept, ready, affine, values, cells, work, total, view, maps, split, norm, mode)
     else:
-        _reduce_sets(ring, sums, kept, totals, affine, values, cells, work, total, view, maps, split, norm, mode)
+        _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, norm, mode)
 
 
 @jit
@@ -76,10 +77,8 @@ def _reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mo
 
 
 @jit
-def _reduce_sets(
-    ring, sums, kept, totals, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
-):  # fmt: skip
-    """Compute the sums of blocks, of runs or of sets: those of each warp, which `publish` adds up."""
+def _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute the sums of blocks or of sets: those of each warp, which `publish` adds up."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
     LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
@@ -88,8 +87,6 @@ def _reduce_sets(
     MESSAGE: gl.constexpr = message_layout(mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
     j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
-    if mode.kind == ELEMENTS:
-        begin_totals(totals, kept, affine, maps, work, view, split, norm, mode, BLOCK)
     place = place_of_block(work.team, 0, 0, work, total, split, mode)
     mean, rstd, gain, term = of_block(place, affine, values, view, maps, norm, mode)
     at = 0
@@ -107,20 +104,12 @@ def _reduce_sets(
                 place = place_of_block(next_unit, next_tile, next_block, work, total, split, mode)
                 next_mean, next_rstd, next_gain, next_term = of_block(place, affine, values, view, maps, norm, mode)
                 x, dy = _take(ring, at, BLOCK, mode)
-                first = (work.member + block * split.members) * mode.block_i
                 if mode.ragged:
-                    inside = first + i < view.reps
+                    inside = (work.member + block * split.members) * mode.block_i + i < view.reps
                     if mode.kind == SET:
                         inside = inside & (tile * mode.block_j + j < view.run)
                     x, dy = gl.where(inside, x, 0.0), gl.where(inside, dy, 0.0)
-                if mode.kind == ELEMENTS:
-                    run = Run(o=unit * mode.tiles + tile, phase=0, start=0, end=0)
-                    each_gain, each_term = gain_and_term(kept, affine, maps, run, first, block, view, split, norm, mode, BLOCK)
-                    x_hat, dz = slopes(x, dy, mean, rstd, each_gain, each_term, norm, mode)
-                    _add(totals, block, dz, x_hat, cells, BLOCK)
-                    dz = dz * each_gain
-                else:
-                    x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
+                x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
                 a += lane_sums(by_lanes(dz * x_hat, HIGH, WIDE, LANES))
                 b += lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
                 at += 1
@@ -130,31 +119,89 @@ def _reduce_sets(
                     unit_b = gl.where(this, _of_warps(b, MESSAGE, mode), unit_b)
                     a, b = zero, zero
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
-            if mode.kind == ELEMENTS:
-                turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
-                a, b = zero, zero
         if mode.kind == BLOCKS:
             turn = _send(sums, turn, unit_a, unit_b, mode)
-        if mode.kind == SET:
+        else:
             turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
             a, b = zero, zero
-    if mode.kind == ELEMENTS:
-        store_totals(totals, affine, cells, maps, work, view, split, norm, mode, BLOCK)
+
+
+@jit
+def _reduce_elements(
+    ring, sums, kept, ready, affine, values, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
+):  # fmt: skip
+    """Compute the sums of wdy·x_hat and wdy of each run. Keep those of each element's parameters in registers, and store them at the end.
+
+    A thread has the same elements of every run.
+    """
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
+    LANE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(3, lane_layout(mode.block_j, SIZE, mode.warps)))
+    if mode.kept > 0:  # `apply` needs the parameters, too
+        fill(kept, 0, affine, maps, work, view, split, norm, mode, BLOCK)
+        barrier()
+        mbarrier.arrive(ready.index(0), count=1)
+    zero = gl.zeros([mode.block_i, mode.block_j], gl.float32, BLOCK)
+    a = (zero,)  # of each block of a run
+    b = (zero,)
+    for _ in gl.static_range(1, mode.rows):
+        a, b = a + (zero,), b + (zero,)  # noqa: RUF005
+    mean, rstd, _gain, _term = of_block(place_of_block(work.team, 0, 0, work, total, split, mode), affine, values, view, maps, norm, mode)
+    at = 0
+    turn = 0
+    for unit in range(work.team, work.units, split.teams):
+        for tile in range(mode.tiles):
+            next_unit, next_tile, _block = after(unit, tile, work.blocks - 1, work, split, mode)
+            place = place_of_block(next_unit, next_tile, 0, work, total, split, mode)
+            next_mean, next_rstd, _gain, _term = of_block(place, affine, values, view, maps, norm, mode)
+            sum1 = gl.zeros([32 * mode.warps // WIDE, WIDE], gl.float32, LANE)
+            sum2 = sum1
+            for block in gl.static_range(mode.rows):
+                each = a[0], b[0], sum1, sum2
+                if mode.blocks > 0 or block < mode.rows - 1:
+                    each = _add(each, at, block, ring, mean, rstd, kept, affine, work, view, maps, split, norm, mode, BLOCK)
+                    at += 1
+                else:  # some members have one block less
+                    if block < work.blocks:
+                        each = _add(each, at, block, ring, mean, rstd, kept, affine, work, view, maps, split, norm, mode, BLOCK)
+                        at += 1
+                a, b = a[1:] + (each[0],), b[1:] + (each[1],)  # noqa: RUF005
+                sum1, sum2 = each[2], each[3]
+            mean, rstd = next_mean, next_rstd
+            turn = _send(sums, turn, gl.sum(by_warps(sum2, mode.warps), 1), gl.sum(by_warps(sum1, mode.warps), 1), mode)
+    for block in gl.static_range(mode.rows):
+        store_totals(a[block], b[block], block, affine, cells, maps, work, view, split, norm, mode, BLOCK)
+
+
+@jit
+def _add(
+    sums, at, block, ring, mean, rstd, kept, affine, work, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, BLOCK: gl.constexpr
+):  # fmt: skip
+    """Add the next block of a run to its sums: those of its elements' parameters, and each lane's sums of wdy and wdy·x_hat."""
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
+    HIGH: gl.constexpr = 32 * mode.warps // WIDE
+    first = (work.member + block * split.members) * mode.block_i
+    x, dy = _take(ring, at, BLOCK, mode)
+    if mode.ragged:
+        inside = first + gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1) < view.reps
+        x, dy = gl.where(inside, x, 0.0), gl.where(inside, dy, 0.0)
+    run = Run(o=0, phase=0, start=0, end=0)  # all runs have the same parameters
+    gain, term = gain_and_term(kept, affine, maps, run, first, block, view, split, norm, mode, BLOCK)
+    x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
+    wdy = dz * gain
+    a, b, sum1, sum2 = sums
+    sum1 += lane_sums(by_lanes(wdy, HIGH, WIDE, LANES))
+    sum2 += lane_sums(by_lanes(wdy * x_hat, HIGH, WIDE, LANES))
+    return a + dz * x_hat, b + dz, sum1, sum2
 
 
 @jit
 def _of_warps(lanes, MESSAGE: gl.constexpr, mode: gl.constexpr):
     """Add up the values of the lanes of each warp. Return the sums of the warps, of shape [1, warps]."""
     return gl.expand_dims(gl.convert_layout(gl.sum(by_warps(lanes, mode.warps), 1), gl.SliceLayout(0, MESSAGE)), 0)
-
-
-@jit
-def _add(totals, block, dz, x_hat, cells, BLOCK: gl.constexpr):
-    """Add a block's elements to the sums of their parameters. Each thread has the same elements of every run."""
-    if cells.dweight_ptr is not None:
-        totals.a.index(block).store(totals.a.index(block).load(BLOCK) + dz * x_hat)
-    if cells.dbias_ptr is not None:
-        totals.b.index(block).store(totals.b.index(block).load(BLOCK) + dz)
 
 
 @jit

@@ -29,6 +29,8 @@ LEAST_SLOTS = 4
 
 OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
 
+LARGEST_OF_ELEMENTS, MOST_ELEMENTS = 4096, 8192  # ELEMENTS: elements of a block, and of a run for each member: registers hold their sums
+
 SHORTEST = 16385  # elements of the shortest run: `row` keeps shorter ones in registers
 
 
@@ -132,7 +134,7 @@ def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
     elements = channel == 1
     if elements and (axes & AXIS_O or modulation):
         return  # a member cannot keep the sums of each element
-    each = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) + 8 if elements else 0  # bytes for each element
+    each = sum(dtype.itemsize for dtype in (problem.weight, problem.bias) if dtype) if elements else 0  # bytes for each element
     for slot in SLOTS:
         block_i = slot // (w.run * size)
         rows, channel_rows = ceil(w.reps / block_i), 0 if elements else channel // w.run
@@ -144,6 +146,8 @@ def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
             slots = min((device.shared - reserved) // (2 * slot), 32)
             ragged = w.reps % block_i or w.outer % tiles
             if slots < LEAST_SLOTS or tiles * blocks > slots or (ragged and block_i * w.run > MOST_MASKED):
+                continue
+            if elements and (block_i * w.run > LARGEST_OF_ELEMENTS or blocks * block_i * w.run > MOST_ELEMENTS):
                 continue
             yield RingBackwardLaunch(
                 walk=w,
