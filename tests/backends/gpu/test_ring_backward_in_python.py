@@ -15,7 +15,7 @@ from onepass.backends.family import BACKWARD
 from onepass.backends.gpu import backward
 from onepass.backends.gpu.partials.sums import NAMES
 from onepass.backends.gpu.ring.launch_backward import BLOCKS, COLUMNS, ELEMENTS, SET
-from onepass.backends.gpu.ring.schedule_backward import ring_launches, ring_unsupported, with_sums
+from onepass.backends.gpu.ring.schedule_backward import ring_backward_launches, ring_backward_unsupported, with_sums
 from onepass.bench.suite import Row, problem_of
 from onepass.core import reference
 from onepass.core.device import KNOWN_DEVICES
@@ -61,8 +61,8 @@ def over(problems):
 
 def _planned(case, dtype):
     problem = problem_of(Row(case, dtype)).for_direction(BACKWARD)
-    assert not ring_unsupported(problem, SMALL)
-    return problem, ring_launches(problem, SMALL, False)
+    assert not ring_backward_unsupported(problem, SMALL)
+    return problem, ring_backward_launches(problem, SMALL, False)
 
 
 def _check(case, dtype, problem, launches):
@@ -130,7 +130,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_compiles_for_hopper(kind):
     case, dtype = KINDS[kind]
-    launches = ring_launches(problem_of(Row(case, dtype)), KNOWN_DEVICES["h200"], False)
+    launches = ring_backward_launches(problem_of(Row(case, dtype)), KNOWN_DEVICES["h200"], False)
     assert launches[0].kind == kind
     (_, kernel), *_ = backward.kernels(problem_of(Row(case, dtype)), launches, backward.ALL)
     assert kernel.source().compile(GPUTarget("cuda", 90, 32)).metadata.shared <= KNOWN_DEVICES["h200"].shared

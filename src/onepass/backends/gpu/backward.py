@@ -21,7 +21,7 @@ from onepass.backends.gpu.launch.signature import ALIGNMENT
 from onepass.backends.gpu.launch.stream import allocate, current_device
 from onepass.backends.gpu.partials.gradient import PARAMETERS, BackwardLaunch, BackwardOptions, needs_set_sums
 from onepass.backends.gpu.partials.parameters import maps
-from onepass.backends.gpu.partials.sums import NAMES, SumsLaunch
+from onepass.backends.gpu.partials.sums import NAMES, JointSums, SumsLaunch, parts_of
 from onepass.core.operands import Gradients, Needs, SavedTensors
 from onepass.core.problem import NormProblem
 from onepass.core.view import laid_out
@@ -34,7 +34,7 @@ SET_SUMS = NAMES["sets"]  # c1 and c2
 
 WEIGHTS = "mean_weight", "var_weight"  # of a mix
 
-Step = BackwardLaunch | SumsLaunch | MixingLaunch
+Step = BackwardLaunch | SumsLaunch | JointSums | MixingLaunch
 
 ALL = Needs(*[True] * len(Needs._fields))
 
@@ -59,7 +59,7 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
     """
     needs = _possible(problem, needs)
     wanted = {"param": needs.weight or needs.bias, "modulation": needs.scale or needs.shift, "sets": needs_set_sums(problem, needs)}
-    sums = [step for step in launches if isinstance(step, SumsLaunch)]
+    sums = [part for step in launches for part in parts_of(step)]
     passes = [step for step in launches if isinstance(step, BackwardLaunch)]
     writer = next((step for step in passes if step.segments), passes[0])  # stores the partial gradients (cells) of parameters
     assert all(any(step.of == of for step in sums) for of, _ in maps(problem, writer.walk)), "no launch adds up the cells of a parameter"
@@ -67,8 +67,9 @@ def kernels(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool =
     kept: list[tuple[Step, BackwardOptions]] = []
     for step in launches:
         options = BackwardOptions(needs, dsum, step is writer and (wanted["param"] or wanted["modulation"]), single)
-        if isinstance(step, SumsLaunch):
-            used = wanted[step.of] and step.needed
+        if parts := parts_of(step):
+            used = [part for part in parts if wanted[part.of] and part.needed]
+            step = step if len(used) == len(parts) else next(iter(used), step)
         elif isinstance(step, MixWeightsLaunch):
             used = needs.mean_weight or needs.var_weight
         elif isinstance(step, MixingLaunch):
@@ -115,7 +116,7 @@ class _Steps(NamedTuple):
 
 def steps_of(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool) -> _Steps:
     made, needs = kernels(problem, launches, needs, dsum), _possible(problem, needs)
-    summed = [(step, name) for step, _ in made if isinstance(step, SumsLaunch) for name in _summed(problem, step, needs)]
+    summed = [(part, name) for step, _ in made for part in parts_of(step) for name in _summed(problem, part, needs)]
     sizes = {_cells(name): step.cells for step, name in summed}
     if any(isinstance(step, BackwardLaunch) and step.reduce != step.apply for step, _ in made):
         sizes |= dict.fromkeys(SET_SUMS, prod(problem.stat_shape))
@@ -129,9 +130,11 @@ def steps_of(problem: NormProblem, launches: Launches, needs: Needs, dsum: bool)
 
 def _operand(step: Step, pointer: str, workspace: Mapping[str, int]) -> str:
     """Return the name of the tensor that a pointer of a kernel gets."""
-    if isinstance(step, SumsLaunch):
-        name = NAMES[step.of][int(pointer[-1]) - 1]
-        return _cells(name) if pointer.startswith("cells") else name if step.of == "sets" else f"d{name}"
+    if isinstance(step, (SumsLaunch, JointSums)):
+        parts = parts_of(step)
+        part, number = divmod(int(pointer[-1]) - 1, 2)  # cells1, cells2, sum1 and sum2 belong to the first part
+        name = NAMES[parts[part].of][number]
+        return _cells(name) if pointer.startswith("cells") else name if parts[part].of == "sets" else f"d{name}"
     if isinstance(step, MixingLaunch):
         return pointer
     if pointer in SET_SUMS and not step.apply:

@@ -138,9 +138,10 @@ FLIP = "flip"  # a counter protocol: the members of a team together flip the sig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedSetLaunch(ForwardLaunch):
+class TeamsLaunch(Launch):
     """A launch whose programs form teams. The members of a team run at the same time and share a unit of work."""
 
+    walk: Walk
     members: int
     programs_per_sm: int = 1  # how many programs run at the same time on each multiprocessor
 
@@ -154,15 +155,12 @@ class SharedSetLaunch(ForwardLaunch):
         """How many units of work there are. The teams take them in turn."""
 
     @property
-    def what(self) -> str:
-        return "reduce and apply"
-
-    @property
     def cooperative(self) -> bool:
         return self.members > 1
 
     @property
-    def partial_moments(self) -> int:
+    def parts(self) -> int:
+        """How many float32 numbers the members store for each other: two for each set and member."""
         return 2 * self.walk.total * self.members if self.cooperative else 0
 
     @property
@@ -174,8 +172,21 @@ class SharedSetLaunch(ForwardLaunch):
         return FLIP
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedSetLaunch(TeamsLaunch, ForwardLaunch):
+    """Such a launch of a forward."""
+
+    @property
+    def what(self) -> str:
+        return "reduce and apply"
+
+    @property
+    def partial_moments(self) -> int:
+        return self.parts
+
+
 Chained = TypeVar("Chained", bound=Any)  # a ChainedLaunch
-Shared = TypeVar("Shared", bound=SharedSetLaunch)
+Shared = TypeVar("Shared", bound=TeamsLaunch)
 
 
 def power_of_two(n: int) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, SetValues
 from onepass.backends.gpu.launch.fields import Count, Index
-from onepass.backends.gpu.launches import FLIP, ChainedLaunch
+from onepass.backends.gpu.launches import ChainedLaunch, TeamsLaunch
 from onepass.backends.gpu.walk import Walk
 from onepass.core.operands import Needs
 from onepass.core.problem import NormProblem
@@ -122,42 +122,18 @@ class BackwardLaunch(ChainedLaunch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedSetBackwardLaunch(BackwardLaunch):
-    """A launch of a backward whose programs form teams. The members of a team run at the same time and share a unit of work."""
+class SharedSetBackwardLaunch(TeamsLaunch, BackwardLaunch):
+    """A launch of a backward whose programs form teams."""
 
-    members: int
-    programs_per_sm: int = 1  # how many programs run at the same time on each multiprocessor
     max_registers: int = 0  # for each thread; 0 means no limit
-
-    @property
-    def teams(self) -> int:
-        return self.programs // self.members
-
-    @property
-    @abstractmethod
-    def units(self) -> int:
-        """How many units of work there are. The teams take them in turn."""
 
     @property
     def shape(self) -> str:
         return f"{super().shape}, teams of {self.members}"
 
     @property
-    def cooperative(self) -> bool:
-        return self.members > 1
-
-    @property
     def partial_sums(self) -> int:
-        return 2 * self.walk.total * self.members if self.cooperative else 0
-
-    @property
-    def counters(self) -> int:
-        return self.teams if self.cooperative else 0
-
-    @property
-    def counter_protocol(self) -> str:
-        """How the programs use the counters: FLIP or RESET. Only launches with the same protocol may share counters."""
-        return FLIP
+        return self.parts
 
 
 def needs_set_sums(problem: NormProblem, needs: Needs) -> bool:

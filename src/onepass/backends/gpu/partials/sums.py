@@ -119,7 +119,64 @@ class SumsLaunch(ChainedLaunch):
         return Kernel(add_up, self.arguments(problem, options.needs), self.programs, self.warps, pdl=self.pdl_wait)
 
 
-Step = BackwardLaunch | SumsLaunch
+class SecondSumPointers(NamedTuple):
+    """The operands of the second launch of a JointSums."""
+
+    cells3_ptr: Pointer
+    cells4_ptr: Pointer
+    sum3_ptr: Pointer
+    sum4_ptr: Pointer
+
+
+class JointSplit(NamedTuple):
+    first: Count  # how many programs work for the first launch; the others work for the second
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointSums(ChainedLaunch):
+    """Two launches of `add_up` in one. The first adds up sums over sets, the second gradients of parameters."""
+
+    name: ClassVar[str] = "sums"
+    both: tuple[SumsLaunch, SumsLaunch]
+
+    @property
+    def what(self) -> str:
+        return " and ".join(launch.what for launch in self.both)
+
+    @property
+    def shape(self) -> str:
+        return " and ".join(launch.shape for launch in self.both)
+
+    def kernel(self, problem: NormProblem, options: BackwardOptions) -> Any:
+        from onepass.backends.gpu.launch.kernel import Kernel
+
+        from .sums_kernel import add_up_both
+
+        first, second = (launch.arguments(problem, options.needs) for launch in self.both)
+        mode = first[2]._replace(wide=first[2].wide or second[2].wide, pdl_trigger=self.pdl_trigger, pdl_wait=self.pdl_wait)
+        arguments = first[0], SecondSumPointers(*second[0]), first[1], second[1], JointSplit(self.both[0].programs), mode, second[2]
+        return Kernel(add_up_both, arguments, self.programs, self.warps, pdl=self.pdl_wait)
+
+
+Step = BackwardLaunch | SumsLaunch | JointSums
+
+
+def parts_of(step: Any) -> tuple[SumsLaunch, ...]:
+    """Return the sums that a step of a backward computes: none, one or two launches of `add_up`."""
+    return step.both if isinstance(step, JointSums) else (step,) if isinstance(step, SumsLaunch) else ()
+
+
+def with_joint_sums(sets: Sequence[SumsLaunch], apply: BackwardLaunch, parameters: Sequence[SumsLaunch]) -> tuple[Step, ...]:
+    """Return the launches that follow one which stored cells of both kinds, for sets and for parameters.
+
+    A launch takes 3 µs, so one launch adds up the cells of sets and those of the first parameters.
+    """
+    if not (sets and parameters and parameters[0].needed):
+        return (*sets, apply, *parameters)
+    both = sets[0], parameters[0]
+    warps, block_i, block_j = (max(getattr(launch, name) for launch in both) for name in ("warps", "block_i", "block_j"))
+    joint = JointSums(both=both, programs=sum(launch.programs for launch in both), warps=warps, block_i=block_i, block_j=block_j)
+    return (joint, apply, *parameters[1:])
 
 
 def _factors(axis: Axis, p: ParamMap | None, w: Walk, unit: int) -> list[Factor]:
@@ -199,5 +256,5 @@ TOO_MANY_AXES = "its parameters lie along more axes than one launch can sum over
 
 def why_no_sums(problem: NormProblem, device: Device, schedule: Schedule) -> list[str]:
     """Return a list with the reason why a schedule cannot sum the gradients of all parameters; empty if it can."""
-    sums = [step for step in schedule(problem, device, False) if isinstance(step, SumsLaunch) and step.of != "sets"]
+    sums = [part for step in schedule(problem, device, False) for part in parts_of(step) if part.of != "sets"]
     return [] if len(sums) == len(list(maps(problem, walk(problem)))) else [TOO_MANY_AXES]

@@ -8,15 +8,33 @@ import triton.language as tl
 
 from onepass.backends.gpu.device.elements import program
 
-from .sums import SumPointers, SumSizes
+from .sums import JointSplit, SecondSumPointers, SumPointers, SumSizes
 
 
 @triton.jit
 def add_up(pointers: SumPointers, sizes: SumSizes, mode: tl.constexpr):
     """Store the sums of two tensors of cells [across, kept1, between, kept2, within] over all axes but kept1 and kept2."""
+    _add_up(program(False, mode.wide, mode.pdl_trigger, mode.pdl_wait), pointers, sizes, mode)
+
+
+@triton.jit
+def add_up_both(
+    pointers: SumPointers, second: SecondSumPointers, sizes: SumSizes, second_sizes: SumSizes, split: JointSplit,
+    mode: tl.constexpr, second_mode: tl.constexpr,
+):  # fmt: skip
+    """Do that for two pairs of tensors. The first split.first programs work on the first pair."""
+    pid = program(False, mode.wide, mode.pdl_trigger, mode.pdl_wait)
+    if pid < split.first:
+        _add_up(pid, pointers, sizes, mode)
+    else:
+        others = SumPointers(second.cells3_ptr, second.cells4_ptr, second.sum3_ptr, second.sum4_ptr)
+        _add_up(pid - split.first, others, second_sizes, second_mode)
+
+
+@triton.jit
+def _add_up(pid, pointers, sizes, mode: tl.constexpr):
     BLOCK_I: tl.constexpr = mode.block_i
     BLOCK_J: tl.constexpr = mode.block_j
-    pid = program(False, mode.wide, mode.pdl_trigger, mode.pdl_wait)
     k = pid * BLOCK_J + tl.arange(0, BLOCK_J)[None, :]
     here = k < sizes.kept
     k1, k2 = k // sizes.kept2, k % sizes.kept2

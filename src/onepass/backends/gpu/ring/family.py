@@ -7,7 +7,7 @@ from onepass.backends.gpu.family import SharingFamily
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from . import schedule
+from . import schedule, schedule_backward
 
 
 class Ring(SharingFamily):
@@ -19,11 +19,12 @@ class Ring(SharingFamily):
         return schedule.ring_unsupported(problem, device)
 
     def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
-        # The kernel exists (kernel_backward.py), and tests run it in Python. On an H200 some launches hung: docs/notes/backward.md.
-        return ["its backward is not finished"]
+        return schedule_backward.ring_backward_unsupported(problem, device)
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        return schedule.ring_cost(problem, device, batch_invariant)
+        cost = schedule_backward.ring_backward_cost if direction == BACKWARD else schedule.ring_cost
+        return cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        return () if direction == BACKWARD else schedule.ring_launches(problem, device, batch_invariant)
+        launches = schedule_backward.ring_backward_launches if direction == BACKWARD else schedule.ring_launches
+        return launches(problem, device, batch_invariant)

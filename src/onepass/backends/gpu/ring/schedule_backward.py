@@ -13,7 +13,7 @@ from itertools import product
 from math import ceil
 
 from onepass.backends.gpu import constants
-from onepass.backends.gpu.launches import team_programs
+from onepass.backends.gpu.launches import fastest, team_programs
 from onepass.backends.gpu.partials.parameters import channel_of, maps, parameter_axes, varying_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, walk
@@ -31,10 +31,10 @@ OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves t
 
 LARGEST_OF_ELEMENTS, MOST_ELEMENTS = 4096, 8192  # ELEMENTS: elements of a block, and of a run for each member: registers hold their sums
 
-SHORTEST = 16385  # elements of the shortest run: `row` keeps shorter ones in registers
+SHORTEST = 16384  # elements of the shortest run: `row` keeps shorter ones in registers
 
 
-def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
+def ring_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
     if device.no_team or device.no_ring:
         return [device.no_team or device.no_ring]
     w, size = walk(problem), problem.dtype.itemsize
@@ -63,14 +63,21 @@ def ring_unsupported(problem: NormProblem, device: Device) -> list[str]:
         return reasons
     if not any(candidates(problem, w, device)):
         return ["a unit of x and dy, or the sums of its parameters, are too large for the shared memory of one team"]
-    return [] if len(ring_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
+    return [] if len(ring_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
 
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
-def ring_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    w = walk(problem)
-    main = min(candidates(problem, w, device), key=lambda launch: modelled_time(problem, launch, device))
+def ring_backward_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
+    (main,) = fastest(problem, device, invariant, candidates, modelled_time)
     return with_sums(problem, main, device)
+
+
+def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
+    if invariant:  # then the choice of a family must not depend on the batch size
+        return 1 / 1e3
+    main, *sums = ring_backward_launches(problem, device, invariant)
+    assert isinstance(main, RingBackwardLaunch)
+    return modelled_time(problem, main, device) + constants.LAUNCH * sum(launch.needed for launch in sums)
 
 
 def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:

@@ -13,7 +13,7 @@ from onepass.backends.gpu.launch_shape import LaunchShape, block_bytes
 from onepass.backends.gpu.launches import block_and_remainder, peel_of, power_of_two, with_chaining
 from onepass.backends.gpu.partials.combine import Split
 from onepass.backends.gpu.partials.parameters import parameter_axes, segments
-from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums
+from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums, with_joint_sums
 from onepass.backends.gpu.walk import AXIS_R, AXIS_T, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -208,7 +208,8 @@ def parts_of_sets(problem: NormProblem, w: Walk, device: Device, peel: int = 0) 
     if main.apply:
         return main, *sums
     between = set_sums([("o", w.outer), ("part", parts_r), ("s", w.sets), ("part", parts_t)], w, device)
-    return (main, *between, set_parts(w, device, LaunchShape(0, 2048, 8, 8, 1).on(device, nbytes), apply=True, peel=peel), *sums)
+    applied = set_parts(w, device, LaunchShape(0, 2048, 8, 8, 1).on(device, nbytes), apply=True, peel=peel)
+    return (main, *with_joint_sums(between, applied, sums))
 
 
 def set_parts(

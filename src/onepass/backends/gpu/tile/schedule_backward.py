@@ -13,7 +13,7 @@ from math import ceil
 from onepass.backends.gpu.launch_shape import LaunchShape, block_bytes
 from onepass.backends.gpu.launches import power_of_two, with_chaining
 from onepass.backends.gpu.partials.parameters import parameter_axes, segments
-from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums
+from onepass.backends.gpu.partials.sums import Step, parameter_sums, set_sums, why_no_sums, with_joint_sums
 from onepass.backends.gpu.walk import AXIS_R, AXIS_S, AXIS_T, Walk, walk
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
@@ -97,7 +97,7 @@ def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) 
     if AXIS_R & parameter_axes(problem, w):
         return (reduced, *between, *across_tiles(problem, w, device, LaunchShape(32, 64, 4, 4, 1).on(device, nbytes)))
     applied = column_parts(w, device, apply.on(device, nbytes))
-    return (reduced, *between, applied, *parameter_sums(problem, axes, w, 1, device))
+    return (reduced, *with_joint_sums(between, applied, parameter_sums(problem, axes, w, 1, device)))
 
 
 def column_parts(w: Walk, device: Device, shape: LaunchShape, reduce: bool = False, given: bool = False) -> TileBackwardLaunch:
