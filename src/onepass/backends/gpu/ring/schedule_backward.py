@@ -75,9 +75,9 @@ def ring_backward_launches(problem: NormProblem, device: Device, invariant: bool
 def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
     if invariant:  # then the choice of a family must not depend on the batch size
         return 1 / 1e3
-    main, *sums = ring_backward_launches(problem, device, invariant)
+    main = ring_backward_launches(problem, device, invariant)[0]
     assert isinstance(main, RingBackwardLaunch)
-    return modelled_time(problem, main, device) + constants.LAUNCH * sum(launch.needed for launch in sums)
+    return modelled_time(problem, main, device)
 
 
 def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:
@@ -177,10 +177,29 @@ def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
 
 
 def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Device) -> float:
-    """Return the modelled time of a launch, in microseconds."""
+    """Return the modelled time of a launch, with that of the launches that add up its cells, in microseconds.
+
+    A team works on one unit after the other. A unit takes the time for its blocks, and some more for its sums.
+    """
+    w, kind, activation = launch.walk, launch.kind, problem.spec.activation
     rounds = ceil(launch.units / launch.teams)
-    size = launch.block_i * launch.block_j * problem.dtype.itemsize / 16384
-    blocks = launch.tiles * launch.blocks_of_tile
-    busy = blocks * 1.5 * size
-    spare = max(launch.slots - blocks, 0) * size * 1.0
-    return constants.LAUNCH + rounds * (busy + max(4.0 - spare, 0.3)) + 6
+    blocks = launch.tiles * launch.blocks_of_tile  # of a member, in a unit
+    elements = launch.block_i * launch.block_j
+    size = elements * problem.dtype.itemsize / 16384
+    arithmetic = constants.BACK_SILU[kind] if activation == "silu" else constants.BACK_GELU[kind] if "gelu" in activation else 0.0
+    crowded = constants.BACK_CROWDED[kind] * max(blocks / launch.slots - 0.5, 0.0)
+    block = size * (constants.BACK_BYTES[kind] + crowded) + constants.BACK_BLOCK[kind] + arithmetic * elements / 8192
+    unit, last = constants.BACK_UNIT[kind], 0.0
+    if launch.by_column:
+        unit += constants.BACK_COLUMNS * launch.members * launch.block_j / 1024
+    elif kind == COLUMNS:
+        unit = constants.BACK_SET * launch.sets + constants.BACK_MEMBER * launch.members
+        unit += constants.BACK_TILE * launch.tiles if launch.tiles > 1 else 0.0
+    elif kind != SET:
+        unit += constants.BACK_RUN * launch.tiles
+    if kind == ELEMENTS:
+        sums = 2 if problem.spec.centered else 1
+        last = constants.BACK_CELLS * sums * launch.teams * w.folded / 1e6
+        block += constants.BACK_MANY_SUMS * size * (sums == 2 and launch.blocks_of_tile * elements > MOST_ELEMENTS // 2)
+    alone = constants.BACK_ALONE * (launch.members == 1)
+    return constants.BACK_FIRST[kind] - alone + rounds * (blocks * block + unit) + last

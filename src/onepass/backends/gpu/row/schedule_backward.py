@@ -30,6 +30,8 @@ LEAST_FILLED = 0.7  # with the ends of rows peeled off, this share of a block's 
 
 LEAST_ROWS = 4  # that begin at the same place: with fewer, each has cells of its own, which take longer than loads of single elements
 
+MANY_ROWS = 256  # that begin at the same place: from so many on, a block has several of them
+
 TINY = 8192  # elements of x: up to this size, one program for each segment beats several, whose cells must be added up
 
 
@@ -47,8 +49,9 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         return found
     length, remainder = block_and_remainder(w.run) if along and 512 < w.run <= BLOCK else (power_of_two(w.run), 0)
     if remainder:
-        block_i = 2 if length == 1024 and remainder <= 256 else 1
-        warps = power_of_two(ceil((length + remainder) * block_i / 1280))
+        wide = problem.dtype.itemsize == 4  # float32 takes twice the registers
+        block_i = 2 if length == 1024 and remainder <= 256 and not wide else 1
+        warps = power_of_two(ceil((length + remainder) * block_i / (768 if wide else 1280)))
         shape = LaunchShape(block_i, length, warps, 8 // warps, 3)
     elif not along:
         block_i = max(1024 // length, 1)
@@ -142,15 +145,16 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     w = walk(problem)
     peel, phases = (0, 1) if invariant else peeled(problem, w)
     rows = 2 if w.run > 2**16 else 1  # rows of a block: they share the weights that are loaded
-    if peel:  # whole vectors of x and dy, but single weights
-        rows = min(4, power_of_two(ceil(w.total / phases)))
     reduce = LaunchShape(rows, min(4096 // rows, power_of_two(w.run)), 8, 2, 3)
+    if peel:
+        reduce = LaunchShape(1, min(2048, power_of_two(w.run)), 4, 8, 3)
     apply = LaunchShape(2, min(2048, power_of_two(w.run)), 4, 2, 3)
     reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)), peel, phases)
     if w.total < LEAST_ROWS * phases:
         peel, phases = 0, 1
     if peel:  # smaller blocks, so that programs with the ends of runs do not spill
-        apply = LaunchShape(2, min(1024, power_of_two(w.run)), 4, 4, 3)
+        many = w.total >= MANY_ROWS * phases
+        apply = LaunchShape(4 if many else 1, min(1024, power_of_two(w.run)), 4 if many else 2, 5 if many else 8, 3)
     between = set_sums([("o", w.outer), ("s", w.sets), ("part", reduced.split.parts_t)], w, device)
     apply = apply.on(device, block_bytes(problem, 4096))
     return (reduced, *between, *across_rows(problem, w, device, apply, 2 * peel, resident=False, peel=peel, phases=phases))
