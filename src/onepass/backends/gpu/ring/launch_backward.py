@@ -71,6 +71,7 @@ class RingBackwardMode(NamedTuple):
     phases: int
     phased: bool
     from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
+    pdl_trigger: bool  # the next launch may start while this one runs
     stress: None  # no stress test changes this kernel yet: see ring/stress.py
 
 
@@ -152,6 +153,7 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
             1,
             False,
             problem.from_y,
+            self.pdl_trigger,
             None,
         )
 
