@@ -223,14 +223,13 @@ def sums_launch(of: Summed, axes: Sequence[Axis], p: ParamMap | None, w: Walk, u
     sizes = tuple(size for size, _ in found)
     kept = sizes[1] * sizes[3]
     reduced = prod(sizes) // kept
-    few = power_of_two(max(kept // device.sms, 1))  # so that all multiprocessors have work
-    block_i, block_j = min(power_of_two(reduced), 256), min(8 if kept <= 16384 else 32, few)
+    block_i, block_j = min(power_of_two(reduced), 256), min(8 if kept <= 16384 else 32, power_of_two(kept))
     return SumsLaunch(
         of=of,
         sizes=sizes,  # pyright: ignore[reportArgumentType]
         strides=(found[1][1], found[3][1]),
         programs=ceil(kept / block_j),
-        warps=warps_for(block_i * block_j // 8, device),
+        warps=warps_for(block_i * block_j // 4, device),
         block_i=block_i,
         block_j=block_j,
     )
