@@ -27,6 +27,8 @@ SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each
 
 LEAST_SLOTS = 4
 
+NARROW = 64  # bytes of the narrowest tile
+
 OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
 
 LARGEST_OF_ELEMENTS, MOST_ELEMENTS = 4096, 8192  # ELEMENTS: elements of a block, and of a run for each member: registers hold their sums
@@ -103,7 +105,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
         yield from _of_runs(problem, w, device)
         return
     size = problem.dtype.itemsize
-    for (block_j, tiles, sets), slot in product(cuts(w, size), SLOTS):
+    for (block_j, tiles, sets), slot in product((*cuts(w, size), *_narrow_cuts(w, size)), SLOTS):
         single = sets == 1 and w.run > 1
         if single and parameter_axes(problem, w) & AXIS_T:
             continue
@@ -132,6 +134,13 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                     sets_per_block=sets_per_block(w, block_j, tiles, sets),
                     slots=slots,
                 )
+
+
+def _narrow_cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield a cut into tiles of 64 bytes, if each column is a set: loads are slower, but sets twice as long fit."""
+    block_j = NARROW // size
+    if w.run == 1 and w.columns % block_j == 0:
+        yield block_j, 1, block_j
 
 
 def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
@@ -185,7 +194,7 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
     rounds = ceil(launch.units / launch.teams)
     blocks = launch.tiles * launch.blocks_of_tile  # of a member, in a unit
     elements = launch.block_i * launch.block_j
-    size = elements * problem.dtype.itemsize / 16384
+    size = elements * problem.dtype.itemsize / 16384 * (constants.BACK_NARROW if launch.block_j * problem.dtype.itemsize <= NARROW else 1.0)
     arithmetic = constants.BACK_SILU[kind] if activation == "silu" else constants.BACK_GELU[kind] if "gelu" in activation else 0.0
     crowded = constants.BACK_CROWDED[kind] * max(blocks / launch.slots - 0.5, 0.0)
     block = size * (constants.BACK_BYTES[kind] + crowded) + constants.BACK_BLOCK[kind] + arithmetic * elements / 8192

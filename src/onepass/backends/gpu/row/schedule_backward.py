@@ -153,8 +153,10 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     if w.total < LEAST_ROWS * phases:
         peel, phases = 0, 1
     if peel:  # smaller blocks, so that programs with the ends of runs do not spill
-        many = w.total >= MANY_ROWS * phases
-        apply = LaunchShape(4 if many else 1, min(1024, power_of_two(w.run)), 4 if many else 2, 5 if many else 8, 3)
+        if w.total >= MANY_ROWS * phases:
+            apply = LaunchShape(4, min(1024, power_of_two(w.run)), 4, 5, 3)
+        else:
+            apply = LaunchShape(1, 2048, 4, 4, 3) if w.run > 2**17 else LaunchShape(1, min(1024, power_of_two(w.run)), 2, 8, 3)
     between = set_sums([("o", w.outer), ("s", w.sets), ("part", reduced.split.parts_t)], w, device)
     apply = apply.on(device, block_bytes(problem, 4096))
     return (reduced, *between, *across_rows(problem, w, device, apply, 2 * peel, resident=False, peel=peel, phases=phases))
