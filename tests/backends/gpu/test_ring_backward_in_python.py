@@ -36,6 +36,8 @@ PROBLEMS = [
     (Case("group_norm", (3, 128, 16, 16), LAST, groups=2, modulate=True, activation="silu"), BFLOAT),
     (Case("group_norm", (3, 64, 40, 40), LAST, groups=4, init="shifted"), HALF),
     (Case("group_norm", (4, 64, 20, 20), LAST, groups=8, save="y"), HALF),
+    (Case("group_norm", (3, 320, 20, 20), LAST, groups=32, activation="silu"), HALF),  # units of 12 sets, and at last of 8
+    (Case("group_norm", (5, 320, 15, 15), LAST, groups=16), BFLOAT),  # units of 6 sets, and at last of 4
     (Case("instance_norm", (6, 72, 13, 13), LAST), BFLOAT),  # each column is a set
     (Case("instance_norm", (5, 40, 20, 20), LAST, init="shifted"), FULL),
     (Case("instance_norm", (3, 8, 30, 30), LAST, affine="none"), HALF),

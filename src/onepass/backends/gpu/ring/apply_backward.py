@@ -44,9 +44,9 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
                 x, dy = _take(ring, at, BLOCK, mode)
                 if dx_ptr is not None:
                     dx = _gradient(x, dy, mean, rstd, gain, term, c1, c2, norm, mode)
-                    r, c = (work.member + block * split.members) * mode.block_i + i, column + tile * mode.block_j + j
-                    to = dx_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + c
-                    there = (r < view.reps) & (c < split.columns) if mode.ragged else None
+                    r, c = (work.member + block * split.members) * mode.block_i + i, tile * mode.block_j + j
+                    to = dx_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + (column + c)
+                    there = (r < view.reps) & (column + c < split.columns) & (c < split.span) if mode.ragged else None
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there, cache_modifier=".cs")
                 at += 1
             release_to_writer(lines, slot)

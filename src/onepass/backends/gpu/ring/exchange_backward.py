@@ -138,7 +138,7 @@ def _of_columns(
     """The same, if each message has the sums of a tile's columns."""
     TABLE: gl.constexpr = gl.BlockedLayout([1, mode.block_j // 4], [8, 4], [WARPS, 1], [1, 0])  # a sum over columns takes two shuffles
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-    width = split.columns - unit % split.spans * split.span  # columns from the start of this unit to the last one
+    width = gl.minimum(split.columns - unit % split.spans * split.span, split.span)  # columns of this unit
     sum1 = gl.zeros([mode.sets], gl.float32, COLUMN)
     sum2 = sum1
     for tile in range(mode.tiles):

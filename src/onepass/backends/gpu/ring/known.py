@@ -26,9 +26,10 @@ KNOWN = gl.constexpr(4)  # lines of a tile: mean, rstd, gain and term
 @jit
 def place_of_columns(unit, tile, view, split, mode: gl.constexpr, WARPS: gl.constexpr):
     """Return the Place of the columns of a tile, for WARPS warps."""
-    column = unit % split.spans * split.span + tile * mode.block_j + gl.arange(0, mode.block_j, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    within = tile * mode.block_j + gl.arange(0, mode.block_j, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    column = unit % split.spans * split.span + within
     of = set_of(column, view.run)
-    inside = column < split.columns
+    inside = (column < split.columns) & (within < split.span)
     return Place(o=unit // split.spans, r=0, s=of, t=column - of * view.run, i_inside=inside, j_inside=inside)
 
 

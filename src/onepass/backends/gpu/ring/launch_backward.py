@@ -93,6 +93,11 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
         return ceil(self.walk.outer / self.tiles) if self.walk.folded else self.walk.outer * self.spans
 
     @property
+    def span(self) -> int:
+        """The columns from one unit to the next. The last tile of a unit may also have columns of the next unit, which it ignores."""
+        return min(self.sets * self.walk.run, self.tiles * self.block_j)
+
+    @property
     def blocks_of_tile(self) -> int:
         """How many blocks of a tile the busiest member has."""
         return ceil(ceil(self.walk.reps / self.block_i) / self.members)
@@ -130,7 +135,8 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
 
     def mode(self, problem: NormProblem) -> RingBackwardMode:
         w, size, rows = self.walk, problem.dtype.itemsize, ceil(self.walk.reps / self.block_i)
-        last = w.outer % self.tiles if w.folded else (w.run if self.kind == SET else w.columns) % (self.tiles * self.block_j)
+        empty = self.span % (self.tiles * self.block_j) or (self.kind != SET and w.columns % self.span)
+        last = w.outer % self.tiles if w.folded else empty
         shared = self.kind == ELEMENTS
         return RingBackwardMode(
             self.kind,
@@ -161,7 +167,6 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
         w, dtype, block = self.walk, problem.dtype, (self.block_i, self.block_j)
         io, affine, values, cells = self.pointers(problem, options)
         columns = w.run if w.folded else w.columns
-        span = w.run if self.kind == SET else self.tiles * self.block_j
         return (
             *(Descriptor(dtype, w.outer * w.reps, columns, steps[1], block) for steps in (w.x, w.y)),
             io.dx_ptr,
@@ -173,7 +178,7 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
             RingView(w.reps, w.sets, w.run, *w.y[:2], w.folded),
             maps_of(by_channel(w) if self.channel_rows else w),
             RingBackwardSplit(
-                *(self.members, self.teams, self.units, self.spans, span, columns),
+                *(self.members, self.teams, self.units, self.spans, self.span, columns),
                 *(self.channel_rows, ceil(w.reps / self.block_i)),
             ),
             norm_of(problem, varying_axes(problem, w)),

@@ -21,7 +21,7 @@ from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
 from .launch_backward import BLOCKS, COLUMNS, ELEMENTS, LINES_OF_COLUMN, SET, RingBackwardLaunch
-from .schedule import ALIGNMENT, MOST_MASKED, RESERVED, WARPS, cuts, even, folded, sets_per_block
+from .schedule import ALIGNMENT, LEAST_USED, MOST_MASKED, MOST_SETS, RESERVED, WARPS, cuts, even, folded, sets_per_block
 
 SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each slot
 
@@ -105,14 +105,14 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
         yield from _of_runs(problem, w, device)
         return
     size = problem.dtype.itemsize
-    for (block_j, tiles, sets), slot in product((*cuts(w, size), *_narrow_cuts(w, size)), SLOTS):
+    for (block_j, tiles, sets), slot in product((*cuts(w, size), *_more_cuts(w, size)), SLOTS):
         single = sets == 1 and w.run > 1
         if single and parameter_axes(problem, w) & AXIS_T:
             continue
         block_i = slot // (block_j * size)
         slots = min((device.shared - RESERVED - 4 * 2 * tiles * LINES_OF_COLUMN * block_j) // (2 * slot), 32)
-        ragged = w.reps % block_i or (w.run if single else w.columns) % (tiles * block_j)
-        rows, spans = ceil(w.reps / block_i), w.sets if single else ceil(w.columns / (tiles * block_j))
+        ragged = w.reps % block_i or sets * w.run % (tiles * block_j) or w.sets % sets
+        rows, spans = ceil(w.reps / block_i), ceil(w.sets / sets)
         if slots < LEAST_SLOTS or (block_i * block_j > MOST_MASKED and ragged):
             continue
         for members in sorted({even(rows, device.sms // teams) for teams in range(1, device.sms + 1)}):
@@ -136,11 +136,17 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                 )
 
 
-def _narrow_cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield a cut into tiles of 64 bytes, if each column is a set: loads are slower, but sets twice as long fit."""
-    block_j = NARROW // size
-    if w.run == 1 and w.columns % block_j == 0:
-        yield block_j, 1, block_j
+def _more_cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield cuts that only a backward needs, because x and dy fill the ring: units of one tile."""
+    if w.run == 1:  # 64 bytes: loads are slower, but sets twice as long fit
+        block_j = NARROW // size
+        if w.columns % block_j == 0:
+            yield block_j, 1, block_j
+        return
+    for block_j in (128 // size, 256 // size):  # as many whole sets as fit, if the next unit then begins at a multiple of 16 bytes
+        found = [sets for sets in range(1, min(block_j // w.run, w.sets - 1, MOST_SETS) + 1) if sets * w.run * size % ALIGNMENT == 0]
+        if found and LEAST_USED * block_j <= found[-1] * w.run < block_j:
+            yield block_j, 1, found[-1]
 
 
 def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
