@@ -138,7 +138,6 @@ RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before any
 BACK_FIRST = {"columns": 12.4, "blocks": 17.1, "set": 15.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
 BACK_ALONE = 4.5  # without the exchange, in teams of one member
 BACK_BYTES = {"columns": 1.6, "blocks": 1.1, "set": 1.6, "elements": 1.12}  # to load 16 KB of x and of dy and to store dx, everywhere
-BACK_NARROW = 1.24  # a factor of BACK_BYTES: tiles of 64 bytes; from RATES
 BACK_BLOCK = {"columns": 0.04, "blocks": 0.2, "set": 0.25, "elements": 0.09}  # for each block
 BACK_CROWDED = {"columns": 0.23, "blocks": 0.85, "set": 0.85, "elements": 1.35}  # added to BACK_BYTES if a unit fills two rings; half: none
 BACK_SILU = {"columns": 0.25, "blocks": 0.61, "set": 0.61, "elements": 0.71}  # for 8192 elements

@@ -33,10 +33,9 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
     turn = 0
     for unit in range(work.team, work.units, split.teams):
         o, column = unit // split.spans, unit % split.spans * split.span
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
         for tile in range(mode.tiles):
-            slot = turn % 2 * mode.tiles + tile
-            first = slot * LINES
-            acquire_to_read(lines, slot, turn // 2 & 1)
+            first = (turn % 2 * mode.tiles + tile) * LINES
             mean, rstd = load_line(lines, first, BLOCK), load_line(lines, first + 1, BLOCK)
             gain, term = load_line(lines, first + 2, BLOCK), load_line(lines, first + 3, BLOCK)
             c1, c2 = load_line(lines, first + KNOWN, BLOCK), load_line(lines, first + KNOWN + 1, BLOCK)
@@ -49,7 +48,7 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
                     there = (r < view.reps) & (column + c < split.columns) & (c < split.span) if mode.ragged else None
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there, cache_modifier=".cs")
                 at += 1
-            release_to_writer(lines, slot)
+        release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
 
 
@@ -67,14 +66,10 @@ def _apply_sets(
     at = 0
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        if mode.kind == SET:
-            acquire_to_read(lines, turn % 2, turn // 2 & 1)
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
         for tile in range(mode.tiles):
-            slot = turn % 2
-            if mode.kind != SET:  # a set has the same sums in all tiles
-                slot = turn % 2 * mode.tiles + tile
-                acquire_to_read(lines, slot, turn // 2 & 1)
-            c1, c2 = load_value(lines, slot * VALUES, BLOCK), load_value(lines, slot * VALUES + 1, BLOCK)
+            first_value = (turn % 2 * mode.tiles + (0 if mode.kind == SET else tile)) * VALUES
+            c1, c2 = load_value(lines, first_value, BLOCK), load_value(lines, first_value + 1, BLOCK)
             for block in range(work.blocks):
                 next_unit, next_tile, next_block = after(unit, tile, block, work, split, mode)
                 place = place_of_block(next_unit, next_tile, next_block, work, total, split, mode)
@@ -102,10 +97,7 @@ def _apply_sets(
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there if mode.ragged else None, cache_modifier=".cs")
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
                 at += 1
-            if mode.kind != SET:
-                release_to_writer(lines, slot)
-        if mode.kind == SET:
-            release_to_writer(lines, turn % 2)
+        release_to_writer(lines, turn % 2)
         turn += 1  # noqa: SIM113
 
 

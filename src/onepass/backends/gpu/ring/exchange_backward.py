@@ -188,11 +188,11 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
     count = view.reps.to(gl.float32) * view.run  # elements of a set, also of a folded one
     turn = 0
     for unit in range(work.team, work.units, split.teams):
-        first = turn % 2 * TILES  # the slot of the unit's first tile
-        for tile in range(TILES):
-            acquire_to_write(lines, first + tile, turn // 2 & 1)
-            if mode.kind == COLUMNS:  # these lines do not need the sums
-                store_lines(lines, (first + tile) * LINES, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
+        acquire_to_write(lines, turn % 2, turn // 2 & 1)
+        if mode.kind == COLUMNS:
+            for tile in range(mode.tiles):  # these lines do not need the sums
+                at = (turn % 2 * mode.tiles + tile) * LINES
+                store_lines(lines, at, unit, tile, affine, values, view, maps, split, norm, mode, WARPS)
         if exchange.parts_ptr is not None:
             seen = gl.atomic_add(exchange.counters_ptr + unit, 0, sem="acquire", scope="gpu")
             while seen < split.members:
@@ -206,10 +206,10 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
         c1, c2 = sum1 / count, sum2 / count
         j = gl.arange(0, mode.block_j, COLUMN)
         for tile in range(TILES):
-            at = (first + tile) * VALUES
+            at = (turn % 2 * mode.tiles + tile) * VALUES
             of = gl.zeros([mode.block_j], gl.int32, COLUMN) + tile
             if mode.kind == COLUMNS:
-                at = (first + tile) * LINES + KNOWN
+                at = (turn % 2 * mode.tiles + tile) * LINES + KNOWN
                 of = gl.minimum(set_of(tile * mode.block_j + j, view.run), SETS - 1)
             if mode.by_column:
                 c1_line, c2_line = c1, c2
@@ -217,7 +217,7 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
                 c1_line, c2_line = gl.gather(c1, of, 0), gl.gather(c2, of, 0)
             lines.buffer.index(at).store(c1_line)
             lines.buffer.index(at + 1).store(c2_line)
-            release_to_readers(lines, first + tile)
+        release_to_readers(lines, turn % 2)
         if exchange.parts_ptr is not None:  # noqa: SIM102, the outer `if` is decided at compile time
             # The counter now counts the members that have read `parts`. The last of them resets it to 0.
             if gl.atomic_add(exchange.counters_ptr + unit, 1, sem="relaxed", scope="gpu") == 2 * split.members - 1:

@@ -45,11 +45,10 @@ def ring_backward(
         full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
         empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
-    OF_TILES: gl.constexpr = 2 * (1 if mode.kind == SET else mode.tiles)
-    lines = Channel(  # a slot for each tile of two units, or if a unit is one set, for two units: what `apply` must know
-        buffer=gl.allocate_shared_memory(gl.float32, [OF_TILES * (LINES if mode.kind == COLUMNS else VALUES), mode.block_j], PLAIN),
-        full=gl.allocate_shared_memory(gl.int64, [OF_TILES, 1], MBARRIER),
-        empty=gl.allocate_shared_memory(gl.int64, [OF_TILES, 1], MBARRIER),
+    lines = Channel(  # two slots, one unit each: what `apply` must know
+        buffer=gl.allocate_shared_memory(gl.float32, [2 * mode.tiles * (LINES if mode.kind == COLUMNS else VALUES), mode.block_j], PLAIN),
+        full=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
+        empty=gl.allocate_shared_memory(gl.int64, [2, 1], MBARRIER),
     )
     for slot in gl.static_range(mode.slots):
         mbarrier.init(ring.full.index(slot), count=1)
@@ -57,7 +56,6 @@ def ring_backward(
     for slot in gl.static_range(2):
         mbarrier.init(sums.full.index(slot), count=1)
         mbarrier.init(sums.empty.index(slot), count=1)
-    for slot in gl.static_range(OF_TILES):
         mbarrier.init(lines.full.index(slot), count=1)
         mbarrier.init(lines.empty.index(slot), count=1)
     known, kept, ready = _known(sums, mode), keep(affine, ring, mode), _ready(ring, mode)

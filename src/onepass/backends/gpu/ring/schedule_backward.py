@@ -27,8 +27,6 @@ SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each
 
 LEAST_SLOTS = 4
 
-NARROW = 64  # bytes of the narrowest tile
-
 OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
 
 LARGEST_OF_ELEMENTS, MOST_ELEMENTS = 4096, 8192  # ELEMENTS: elements of a block, and of a run for each member: registers hold their sums
@@ -137,13 +135,13 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
 
 
 def _more_cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield cuts that only a backward needs, because x and dy fill the ring: units of one tile."""
-    if w.run == 1:  # 64 bytes: loads are slower, but sets twice as long fit
-        block_j = NARROW // size
-        if w.columns % block_j == 0:
-            yield block_j, 1, block_j
+    """Yield cuts into units of one tile, which only a backward needs, because x and dy fill the ring.
+
+    A unit is as many whole sets as fit, if the next unit then begins at a multiple of 16 bytes.
+    """
+    if w.run == 1:
         return
-    for block_j in (128 // size, 256 // size):  # as many whole sets as fit, if the next unit then begins at a multiple of 16 bytes
+    for block_j in (128 // size, 256 // size):
         found = [sets for sets in range(1, min(block_j // w.run, w.sets - 1, MOST_SETS) + 1) if sets * w.run * size % ALIGNMENT == 0]
         if found and LEAST_USED * block_j <= found[-1] * w.run < block_j:
             yield block_j, 1, found[-1]
@@ -200,7 +198,7 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
     rounds = ceil(launch.units / launch.teams)
     blocks = launch.tiles * launch.blocks_of_tile  # of a member, in a unit
     elements = launch.block_i * launch.block_j
-    size = elements * problem.dtype.itemsize / 16384 * (constants.BACK_NARROW if launch.block_j * problem.dtype.itemsize <= NARROW else 1.0)
+    size = elements * problem.dtype.itemsize / 16384
     arithmetic = constants.BACK_SILU[kind] if activation == "silu" else constants.BACK_GELU[kind] if "gelu" in activation else 0.0
     crowded = constants.BACK_CROWDED[kind] * max(blocks / launch.slots - 0.5, 0.0)
     block = size * (constants.BACK_BYTES[kind] + crowded) + constants.BACK_BLOCK[kind] + arithmetic * elements / 8192
