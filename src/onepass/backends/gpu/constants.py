@@ -54,6 +54,12 @@ COPY_START = 1.5  # to copy x first
 COPY_RATE = {2: 1.4e6, 4: 1.5e6}  # bytes of x per microsecond, by the size of an element
 ODD_SPEED = {"row_reread": {2: 1.45, 4: 1.27}, "tile": {2: 0.68}, "tile_reread": {2: 0.37, 4: 0.71}}
 
+# Factors of BANDWIDTH in a backward, where a sweep of 210 problems was far from the model (H200, 2026-11-20).
+BACK_TILE_WALK = 0.7  # `tile`, elements of 16 bits
+BACK_UNALIGNED = {"row": {4: 0.55}, "row_reread": {2: 0.8, 4: 0.8}, "tile_reread": {2: 0.45, 4: 0.35}, "tile": {2: 0.6}}  # odd address
+BACK_ODD_RUNS = {"row": 0.7, "row_reread": 0.75, "tile": 0.65}  # runs of up to 1024 elements, not all at multiples of 8 bytes
+BACK_REREAD_GELU, BACK_UNALIGNED_GELU = 0.55, 0.35  # `row_reread`: gelu of 16-bit elements; besides, at an odd address
+
 # `row_reread` and `tile_reread`.
 # The time of a read from the L2 cache, as a fraction of a read from memory; and if the same program has just read it.
 FROM_L2, FROM_L2_AT_ONCE = 0.72, 0.49
@@ -148,6 +154,7 @@ BACK_TILE, BACK_SET, BACK_MEMBER = 0.85, 0.06, 0.008  # for each tile of several
 BACK_COLUMNS = 0.28  # if each column is a set: for each 1024 sums of the members
 BACK_MANY_SUMS = 0.18  # added to BACK_BYTES: registers are full of sums for parameters
 BACK_CELLS = 4.2  # to store and to add up a million cells
+BACK_RING_SCALE = 1.18  # from modelled times to costs
 
 # From modelled times to costs.
 RING_START = 6.76  # for each launch

@@ -43,8 +43,7 @@ def traffic_cost(
     forward, tensors = direction == FORWARD, 1 if direction == FORWARD else 2
     reads: float = sum(launch.reads for launch in launches)
     used = max(used_fraction(problem, way) for way in walks)
-    if forward:
-        used *= _forward_rate(family, problem, device, launches)
+    used *= _forward_rate(family, problem, device, launches) if forward else _backward_rate(family, problem)
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return (tensors * reads + 1) / (tensors + 1) / used / 1e3
     if forward and reads > 1:
@@ -97,6 +96,22 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
     return rate
 
 
+def _backward_rate(family: str, problem: NormProblem) -> float:
+    """Return the rate at which the launches of a backward read x and dy, as a fraction of the usual rate."""
+    size, activation, run = problem.dtype.itemsize, problem.spec.activation, walk(problem, cut=True).run
+    odd = run * size % 8 > 0 and run <= 1024
+    reread = family == "row_reread"
+    return product_of(
+        (
+            (constants.BACK_TILE_WALK, family == "tile" and size == 2),
+            (constants.BACK_UNALIGNED.get(family, {}).get(size, 1.0), not problem.aligned),
+            (constants.BACK_ODD_RUNS.get(family, 1.0), odd),
+            (constants.BACK_REREAD_GELU, reread and "gelu" in activation and size == 2),
+            (constants.BACK_UNALIGNED_GELU, reread and "gelu" in activation and size == 2 and not problem.aligned),
+        )
+    )
+
+
 def _reread_rate(problem: NormProblem, device: Device, launches: Launches) -> float:
     """Return the rate of `row_reread`. If one launch reduces and applies, its programs wait in between."""
     w, size, activation = walk(problem), problem.dtype.itemsize, problem.spec.activation
@@ -147,7 +162,12 @@ def _odd_channels(problem: NormProblem) -> bool:
 
 def copy_cost(problem: NormProblem, launches: Launches) -> float:
     """Return the microseconds to copy an x at an odd address first, if the launches need that; else 0."""
-    if problem.aligned or not launches[0].needs_aligned_x(problem):
+    return unaligned_cost(problem) if launches[0].needs_aligned_x(problem) else 0.0
+
+
+def unaligned_cost(problem: NormProblem) -> float:
+    """Return the microseconds to copy x if it is at an odd address; else 0."""
+    if problem.aligned:
         return 0.0
     size = problem.dtype.itemsize
     return constants.COPY_START + prod(problem.shape) * size / constants.COPY_RATE[size]

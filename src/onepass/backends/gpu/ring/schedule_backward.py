@@ -13,6 +13,7 @@ from itertools import product
 from math import ceil
 
 from onepass.backends.gpu import constants
+from onepass.backends.gpu.cost import unaligned_cost
 from onepass.backends.gpu.launches import chained, fastest, team_programs
 from onepass.backends.gpu.partials.parameters import channel_of, maps, parameter_axes, varying_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
@@ -77,7 +78,7 @@ def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) ->
         return 1 / 1e3
     main = ring_backward_launches(problem, device, invariant)[0]
     assert isinstance(main, RingBackwardLaunch)
-    return modelled_time(problem, main, device)
+    return constants.BACK_RING_SCALE * modelled_time(problem, main, device) + unaligned_cost(problem)
 
 
 def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:
