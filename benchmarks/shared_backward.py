@@ -63,7 +63,15 @@ ROWS = {
         Row(Case("group_norm", (8, 256, 128, 128), groups=32, activation="silu"), HALF),
         Row(Case("group_norm", (16, 320, 64, 64), groups=32, activation="silu"), HALF),
     ],
-    SET: [Row(Case("batch_norm", (256, 512, 28, 28), wide=True), HALF)],
+    SET: [
+        Row(Case("batch_norm", (256, 512, 28, 28), wide=True), HALF),
+        Row(Case("batch_norm", (128, 64, 32, 32), wide=True), HALF),
+        Row(Case("batch_norm", (64, 64, 112, 112), wide=True), HALF),
+        Row(Case("batch_norm", (32, 128, 56, 56), wide=True), BFLOAT),
+        Row(Case("batch_norm", (64, 256, 56, 56), wide=True), FULL),
+        Row(Case("batch_norm", (16, 64, 112, 112), wide=True), HALF),
+        Row(Case("batch_norm", (8, 256, 56, 56), wide=True), HALF),
+    ],
     ELEMENTS: [Row(Case(op, shape), BFLOAT) for op in ("layer_norm", "rms_norm") for shape in ((4096, 32768), (1024, 131072))],
     TEAM: [
         Row(Case("group_norm", (2, 320, 64, 64), LAST, groups=32, activation="silu"), HALF),
@@ -127,7 +135,7 @@ def name_of(launch: Launch) -> str:
     if not isinstance(launch, RingBackwardLaunch):
         return f"{launch.name}, {launch.shape}, {launch.warps} warps, {launch.programs} programs"
     blocks = f"{launch.block_i}x{launch.block_j}"
-    return f"{launch.kind}, teams of {launch.members}, blocks of {blocks}, {launch.tiles} in a unit, {launch.slots} slots"
+    return f"{launch.kind}, teams of {launch.members}, blocks of {blocks}, {launch.tiles * launch.across} in a unit, {launch.slots} slots"
 
 
 def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchdog: Watchdog) -> list[list[str]]:

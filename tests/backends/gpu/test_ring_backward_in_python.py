@@ -46,6 +46,13 @@ PROBLEMS = [
     (Case("batch_norm", (100, 5, 28, 28)), HALF),  # each unit is a set
     (Case("batch_norm", (70, 5, 20, 22), affine="weight", activation="silu"), BFLOAT),
     (Case("batch_norm", (90, 3, 20, 24)), FULL),
+    (Case("batch_norm", (8, 4, 56, 56)), BFLOAT),  # many blocks side by side, the last of which is not full, and few rows
+    (Case("batch_norm", (8, 6, 40, 48), save="y"), FULL),
+    (Case("batch_norm", (20, 7, 28, 28), activation="relu"), HALF),
+    (Case("batch_norm", (16, 3, 64, 64)), FULL),  # all blocks are full
+    (Case("batch_norm", (3, 5, 16, 20), affine="none"), HALF),
+    (Case("batch_norm", (33, 4, 14, 14)), FULL),
+    (Case("group_norm", (5, 256, 9, 11), LAST, groups=2, affine="none"), BFLOAT),  # a set has rows of other o below it
     (Case("group_norm", (2, 32, 64, 64), groups=2, activation="silu"), HALF),  # from here on, a set is one long run
     (Case("group_norm", (3, 8, 128, 64), groups=2, modulate=True), BFLOAT),
     (Case("instance_norm", (3, 2, 128, 160)), FULL),
@@ -113,9 +120,9 @@ def test_as_planned(case, dtype):
 def test_few_slots(case, dtype):
     """Slots are refilled at once. A team has one to three programs, or as many as a unit needs."""
     problem, (main, *_) = _planned(case, dtype)
-    rows = ceil(main.walk.reps / main.block_i)
-    members = min(max(1 + PROBLEMS.index((case, dtype)) % 3, ceil(main.tiles * rows / 12)), rows)
-    blocks = main.tiles * ceil(rows / members)
+    of_tile = ceil(main.walk.reps / main.block_i) * main.across
+    members = min(max(1 + PROBLEMS.index((case, dtype)) % 3, ceil(main.tiles * of_tile / 12)), of_tile)
+    blocks = main.tiles * ceil(of_tile / members)
     cut = replace(main, members=members, programs=max(min(4 // members, main.units), 1) * members, slots=max(blocks, 2))
     _check(case, dtype, problem, with_sums(problem, cut, SMALL))
 

@@ -140,15 +140,17 @@ RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
 # `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 265 launches of 44 problems (H200,
-# 2026-11-19). The model chooses launches that are 2 % slower than the best ones, and its mean error is 7 %. SET has only two launches.
-BACK_FIRST = {"columns": 12.4, "blocks": 17.1, "set": 15.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
+# 2026-11-19). The model chooses launches that are 2 % slower than the best ones, and its mean error is 7 %. SET has only two
+# launches, whose members had whole rows.
+BACK_FIRST = {"columns": 12.4, "blocks": 17.1, "set": 13.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
 BACK_ALONE = 4.5  # without the exchange, in teams of one member
 BACK_BYTES = {"columns": 1.6, "blocks": 1.1, "set": 1.6, "elements": 1.12}  # to load 16 KB of x and of dy and to store dx, everywhere
-BACK_BLOCK = {"columns": 0.04, "blocks": 0.2, "set": 0.25, "elements": 0.09}  # for each block
+BACK_BLOCK = {"columns": 0.04, "blocks": 0.2, "set": 0.2, "elements": 0.09}  # for each block
 BACK_CROWDED = {"columns": 0.23, "blocks": 0.85, "set": 0.85, "elements": 1.35}  # added to BACK_BYTES if a unit fills two rings; half: none
 BACK_SILU = {"columns": 0.25, "blocks": 0.61, "set": 0.61, "elements": 0.71}  # for 8192 elements
 BACK_GELU = {"columns": 3.9, "blocks": 2.8, "set": 2.8, "elements": 2.8}
 BACK_UNIT = {"columns": 0.21, "blocks": 0.17, "set": 0.2, "elements": 0.48}  # for each unit
+BACK_EXCHANGE = 1.7  # SET: the least for each unit, since `combine` takes one after the other. As in the forward, not measured
 BACK_RUN = 0.2  # for each run of a unit
 BACK_TILE, BACK_SET, BACK_MEMBER = 0.85, 0.06, 0.008  # for each tile of several, each set and each member
 BACK_COLUMNS = 0.28  # if each column is a set: for each 1024 sums of the members

@@ -6,7 +6,7 @@ dz is computed again from x and dy: rounded to the dtype of dy, it would be less
 from .channel import acquire_to_read, release_block, release_to_writer
 from .elements import as_float32, slopes
 from .gluon import gl, jit, mbarrier
-from .known import COLUMNS, ELEMENTS, KNOWN, SET, after, load_line, load_value, of_block, place_of_block
+from .known import COLUMNS, ELEMENTS, KNOWN, SET, after, corner_in_set, load_line, load_value, of_block, place_of_block
 from .layouts import apply_layout
 from .parameters import gain_and_term
 from .runs import Run
@@ -20,8 +20,10 @@ def apply(ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, m
     """Compute and store dx of all units. Release each slot of the ring."""
     if mode.kind == COLUMNS:
         _apply_columns(ring, lines, dx_ptr, work, view, split, norm, mode)
+    elif mode.kind == SET:
+        _apply_sets(ring, lines, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)
     else:
-        _apply_sets(ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)
+        _apply_runs(ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm, mode)
 
 
 @jit
@@ -53,7 +55,37 @@ def _apply_columns(ring, lines, dx_ptr, work, view, split, norm: gl.constexpr, m
 
 
 @jit
-def _apply_sets(
+def _apply_sets(ring, lines, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, 1)
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
+    mean, rstd, gain, term = of_block(place_of_block(work.team, 0, 0, work, total, split, mode), affine, values, view, maps, norm, mode)
+    at = 0
+    turn = 0
+    for unit in range(work.team, work.units, split.teams):
+        place = place_of_block(unit + split.teams, 0, 0, work, total, split, mode)
+        next_mean, next_rstd, next_gain, next_term = of_block(place, affine, values, view, maps, norm, mode)
+        o, s = unit // split.spans, unit % split.spans
+        acquire_to_read(lines, turn % 2, turn // 2 & 1)
+        c1, c2 = load_value(lines, turn % 2 * VALUES, BLOCK), load_value(lines, turn % 2 * VALUES + 1, BLOCK)
+        for block in range(work.blocks):
+            x, dy = _take(ring, at, BLOCK, mode)
+            if dx_ptr is not None:
+                dx = _gradient(x, dy, mean, rstd, gain, term, c1, c2, norm, mode)
+                row, column = corner_in_set(block, work, split, mode)
+                r = row + i
+                to = dx_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + (s * split.span + column + j)
+                # `run` is a multiple of a vector, and the compiler must see it
+                there = (r < view.reps) & (column + j // mode.vector * mode.vector < view.run)
+                gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there if mode.ragged else None, cache_modifier=".cs")
+            at += 1
+        release_to_writer(lines, turn % 2)
+        mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
+        turn += 1  # noqa: SIM113
+
+
+@jit
+def _apply_runs(
     ring, lines, kept, ready, dx_ptr, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr
 ):  # fmt: skip
     BLOCK: gl.constexpr = apply_layout(mode.block_j, ring.buffer.dtype.primitive_bitwidth // 8, mode.warps, 1)
@@ -68,7 +100,7 @@ def _apply_sets(
     for unit in range(work.team, work.units, split.teams):
         acquire_to_read(lines, turn % 2, turn // 2 & 1)
         for tile in range(mode.tiles):
-            first_value = (turn % 2 * mode.tiles + (0 if mode.kind == SET else tile)) * VALUES
+            first_value = (turn % 2 * mode.tiles + tile) * VALUES
             c1, c2 = load_value(lines, first_value, BLOCK), load_value(lines, first_value + 1, BLOCK)
             for block in range(work.blocks):
                 next_unit, next_tile, next_block = after(unit, tile, block, work, split, mode)
@@ -85,15 +117,8 @@ def _apply_sets(
                     else:
                         dx = _gradient(x, dy, mean, rstd, gain, term, c1, c2, norm, mode)
                     r = first + i
-                    there = r < view.reps
-                    if mode.kind == SET:
-                        o, column = unit // split.spans, unit % split.spans * view.run + tile * mode.block_j
-                        to = dx_ptr + o.to(gl.int64) * view.y_o + r.to(gl.int64) * view.y_r + (column + j)
-                        # `run` is a multiple of a vector, and the compiler must see it
-                        there = there & ((tile * mode.block_j + j // mode.vector * mode.vector) < view.run)
-                    else:
-                        to = dx_ptr + o.to(gl.int64) * view.y_o + (r * mode.block_j + j)
-                        there = there & (o < total)
+                    to = dx_ptr + o.to(gl.int64) * view.y_o + (r * mode.block_j + j)
+                    there = (r < view.reps) & (o < total)
                     gl.store(to, dx.to(dx_ptr.dtype.element_ty), mask=there if mode.ragged else None, cache_modifier=".cs")
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
                 at += 1

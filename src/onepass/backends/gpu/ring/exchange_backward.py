@@ -1,7 +1,7 @@
 """How the programs of the backward kernel of ring exchange the sums over sets.
 
 Memory is x[o, r, s, t]. A unit of work is one o and the columns (s, t) of some whole sets, or some values of o whose sets are one run each.
-A team of programs, its members, shares the rows r of a unit. From the sums a and b of elements that share their parameters (39), a member
+A team of programs, its members, shares the blocks of a unit. From the sums a and b of elements that share their parameters (39), a member
 stores the partial gradients of parameters, called cells (40), and the sums over each set (41). c1 and c2 are the sums of all members.
 They are added in the same order by each member, so two runs give the same bits.
 """
@@ -84,11 +84,10 @@ def _of_tiles(
     sums, at, unit, set_, affine, cells, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr, WARPS: gl.constexpr
 ):  # fmt: skip
     """The same, if each message has the sums of all warps, of a unit (SET) or of a tile (ELEMENTS, whose cells are stored at the end)."""
-    TILES: gl.constexpr = 1 if mode.kind == SET else mode.tiles
     WARP: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     sum1 = gl.zeros([mode.sets], gl.float32, WARP)
     sum2 = sum1
-    for tile in range(TILES):
+    for tile in range(mode.tiles):
         slot = (at + tile) % 2
         place = place_of_block(unit, tile, 0, work, total, split, mode)
         gain = 1.0
@@ -180,7 +179,6 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
     """Wait for the sums of all members and add them up. Tell `apply` c1 and c2, and if columns differ, all that it must know of them."""
     WARPS: gl.constexpr = COMBINE_WARPS
     SETS: gl.constexpr = mode.sets
-    TILES: gl.constexpr = 1 if mode.kind == SET else mode.tiles
     PART: gl.constexpr = part_layout(SETS, WARPS, mode.by_column)
     COLUMN: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     set_ = gl.expand_dims(gl.arange(0, SETS, gl.SliceLayout(1, PART)), 1)
@@ -205,7 +203,7 @@ def combine(sums, lines, affine, values, cells, exchange, work, total, view, map
             sum1, sum2 = _of_sets(sums, messages, unit, own, affine, cells, work, total, view, maps, split, norm, mode, WARPS)
         c1, c2 = sum1 / count, sum2 / count
         j = gl.arange(0, mode.block_j, COLUMN)
-        for tile in range(TILES):
+        for tile in range(mode.tiles):
             at = (turn % 2 * mode.tiles + tile) * VALUES
             of = gl.zeros([mode.block_j], gl.int32, COLUMN) + tile
             if mode.kind == COLUMNS:

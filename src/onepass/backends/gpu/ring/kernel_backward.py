@@ -17,7 +17,7 @@ from .channel import Channel, acquire_to_write
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS
 from .exchange_backward import combine, publish
 from .gluon import async_load, fence_async_shared, gl, jit, launch_dependents, mbarrier
-from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET
+from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET, corner_in_set
 from .launch import RingView
 from .launch_backward import RingBackwardSplit
 from .parameters import keep
@@ -61,7 +61,7 @@ def ring_backward(
     known, kept, ready = _known(sums, mode), keep(affine, ring, mode), _ready(ring, mode)
     fence_async_shared()
     team, member = gl.program_id(0) // split.members, gl.program_id(0) % split.members
-    blocks = ((view.reps + mode.block_i - 1) // mode.block_i - member + split.members - 1) // split.members
+    blocks = ((view.reps + mode.block_i - 1) // mode.block_i * mode.across - member + split.members - 1) // split.members
     work = Work(team=team, member=member, units=split.units, blocks=blocks, again=0)
     REDUCE: gl.constexpr = 136 if mode.kind == ELEMENTS else 104  # registers of a thread: sums of elements stay there
     OTHERS: gl.constexpr = 64 if mode.kind == ELEMENTS else 96
@@ -129,7 +129,12 @@ def _load(x_desc, dy_desc, ring, work, view, split, mode: gl.constexpr):
             o, column = unit // split.spans, unit % split.spans * split.span + tile * mode.block_j
             if mode.kind != COLUMNS and mode.kind != SET:
                 o, column = unit * mode.tiles + tile, 0
-            row = o * view.reps + (work.member + block * split.members) * mode.block_i
+            row = o * view.reps
+            if mode.kind == SET:
+                down, along = corner_in_set(block, work, split, mode)
+                row, column = row + down, column + along
+            else:
+                row += (work.member + block * split.members) * mode.block_i
             acquire_to_write(ring, slot, at // mode.slots & 1)
             fence_async_shared()  # see `_load_block` of ring/kernel.py
             mbarrier.expect(ring.full.index(slot), 2 * BYTES)

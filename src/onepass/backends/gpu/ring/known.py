@@ -72,6 +72,16 @@ def place_of_block(unit, tile, block, work, total, split, mode: gl.constexpr):
 
 
 @jit
+def corner_in_set(block, work, split, mode: gl.constexpr):
+    """Return the first row and the first column of a member's block, within its set (SET).
+
+    Neighbouring members have blocks side by side, which is the order of memory.
+    """
+    number = work.member + block * split.members
+    return number // mode.across * mode.block_i, number % mode.across * mode.block_j
+
+
+@jit
 def of_block(place, affine, values, view, maps, norm: gl.constexpr, mode: gl.constexpr):
     """Return mean, rstd, gain and term of a block. For ELEMENTS, gain and term have no meaning; without centering, the mean."""
     mean, rstd = load_saved(values, place.o * view.sets + place.s, place.i_inside)

@@ -28,7 +28,9 @@ from .launch import RESET, RingView
 COLUMNS = "columns"  # those of a column. `reduce` sends the sums of each tile
 # Those of a block; a tile is one long run, in a folded walk (gpu/walk.py). `reduce` sends the sums of all blocks of a unit at once.
 BLOCKS = "blocks"
-SET = "set"  # those of a unit, which is one set. `reduce` sends the sums of each unit
+# Those of a unit, which is one set and one tile. Blocks cut the tile both ways, since there may be few rows and many columns. The members
+# take all of them in turn, row by row. `reduce` sends the sums of each unit.
+SET = "set"
 # A tile is one long run, and each of its elements has its own parameters. A member has the same elements of every run. So `reduce` keeps
 # their sums in registers until the end, and sends the sums of wdy·x_hat and wdy for each tile.
 ELEMENTS = "elements"
@@ -40,7 +42,7 @@ LINES_OF_COLUMN = 10  # float32 numbers in shared memory for each column of a un
 
 
 class RingBackwardSplit(NamedTuple):
-    members: Count  # programs that share the rows of a unit
+    members: Count  # programs that share a unit
     teams: Count
     units: Count
     spans: Count  # units for each o
@@ -55,6 +57,7 @@ class RingBackwardMode(NamedTuple):
     block_i: int
     block_j: int
     tiles: int  # tiles of a unit
+    across: int  # SET: blocks side by side in a tile; otherwise 1
     sets: int  # sets of a unit, rounded up to a power of two
     sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
     parts: int  # members whose sums are added up at a time
@@ -77,7 +80,7 @@ class RingBackwardMode(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RingBackwardLaunch(SharedSetBackwardLaunch):
-    """A launch of `ring_backward`. The members of a team take the blocks of rows of a unit in turn. x and dy are read once."""
+    """A launch of `ring_backward`. The members of a team take the blocks of a tile in turn. x and dy are read once."""
 
     name: ClassVar[str] = "ring"
     kind: str
@@ -86,6 +89,7 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
     sets: int  # sets of a unit
     sets_per_block: int  # sets that a tile overlaps at most, rounded up to a power of two
     slots: int  # slots of the ring
+    across: int = 1  # SET: blocks side by side in a tile
     channel_rows: int = 0  # BLOCKS: rows of a channel
 
     @property
@@ -95,12 +99,12 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
     @property
     def span(self) -> int:
         """The columns from one unit to the next. The last tile of a unit may also have columns of the next unit, which it ignores."""
-        return min(self.sets * self.walk.run, self.tiles * self.block_j)
+        return min(self.sets * self.walk.run, self.tiles * self.across * self.block_j)
 
     @property
     def blocks_of_tile(self) -> int:
         """How many blocks of a tile the busiest member has."""
-        return ceil(ceil(self.walk.reps / self.block_i) / self.members)
+        return ceil(ceil(self.walk.reps / self.block_i) * self.across / self.members)
 
     @property
     def experimental(self) -> bool:
@@ -134,8 +138,8 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
         return max(min(power_of_two(self.members), 512 // self._sets), 32)
 
     def mode(self, problem: NormProblem) -> RingBackwardMode:
-        w, size, rows = self.walk, problem.dtype.itemsize, ceil(self.walk.reps / self.block_i)
-        empty = self.span % (self.tiles * self.block_j) or (self.kind != SET and w.columns % self.span)
+        w, size, blocks = self.walk, problem.dtype.itemsize, ceil(self.walk.reps / self.block_i) * self.across
+        empty = self.span % (self.tiles * self.across * self.block_j) or (self.kind != SET and w.columns % self.span)
         last = w.outer % self.tiles if w.folded else empty
         shared = self.kind == ELEMENTS
         return RingBackwardMode(
@@ -143,6 +147,7 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
             self.block_i,
             self.block_j,
             self.tiles,
+            self.across,
             self._sets,
             self.sets_per_block,
             self._parts,
@@ -152,7 +157,7 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
             self.by_column,
             bool(w.reps % self.block_i or last),
             16 // size,
-            rows // self.members if rows % self.members == 0 else 0,
+            blocks // self.members if blocks % self.members == 0 else 0,
             self.blocks_of_tile if shared else 0,
             self.blocks_of_tile if shared and problem.affine else 0,
             "element" if shared else "block",

@@ -9,13 +9,13 @@ from .channel import acquire_to_read, acquire_to_write, release_to_readers, rele
 from .elements import as_float32, slopes
 from .gluon import barrier, gl, jit, mbarrier
 from .known import (
-    BLOCKS,
     BLOCKS_OF_UNIT,
     COLUMNS,
     ELEMENTS,
     KNOWN,
     SET,
     after,
+    corner_in_set,
     load_line,
     of_block,
     place_of_block,
@@ -34,8 +34,10 @@ def reduce(ring, sums, known, kept, ready, affine, values, cells, work, total, v
         _reduce_columns(ring, sums, known, work, view, split, norm, mode)
     elif mode.kind == ELEMENTS:
         _reduce_elements(ring, sums, kept, ready, affine, values, cells, work, total, view, maps, split, norm, mode)
-    else:
+    elif mode.kind == SET:
         _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, norm, mode)
+    else:
+        _reduce_blocks(ring, sums, affine, values, work, total, view, maps, split, norm, mode)
 
 
 @jit
@@ -78,7 +80,40 @@ def _reduce_columns(ring, sums, known, work, view, split, norm: gl.constexpr, mo
 
 @jit
 def _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
-    """Compute the sums of blocks or of sets: those of each warp, which `publish` adds up."""
+    """Compute the sums of sets: those of each warp, which `publish` adds up. All elements of a unit share their parameters."""
+    SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
+    BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
+    LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
+    WIDE: gl.constexpr = lanes_of_row(mode.block_j, SIZE)
+    HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
+    i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
+    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0) // mode.vector * mode.vector
+    mean, rstd, gain, term = of_block(place_of_block(work.team, 0, 0, work, total, split, mode), affine, values, view, maps, norm, mode)
+    at = 0
+    turn = 0
+    for unit in range(work.team, work.units, split.teams):
+        place = place_of_block(unit + split.teams, 0, 0, work, total, split, mode)
+        next_mean, next_rstd, next_gain, next_term = of_block(place, affine, values, view, maps, norm, mode)
+        a = gl.zeros([HIGH, WIDE], gl.float32, gl.SliceLayout(0, gl.SliceLayout(3, LANES)))
+        b = a
+        for block in range(work.blocks):
+            x, dy = _take(ring, at, BLOCK, mode)
+            if mode.ragged:
+                row, column = corner_in_set(block, work, split, mode)
+                if (row + mode.block_i > view.reps) | (column + mode.block_j > view.run):  # other blocks need no mask
+                    inside = (row + i < view.reps) & (column + j < view.run)  # `run` is a multiple of a vector
+                    x, dy = gl.where(inside, x, 0.0), gl.where(inside, dy, 0.0)
+            x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
+            a += lane_sums(by_lanes(dz * x_hat, HIGH, WIDE, LANES))
+            b += lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
+            at += 1
+        turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
+        mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
+
+
+@jit
+def _reduce_blocks(ring, sums, affine, values, work, total, view, maps, split, norm: gl.constexpr, mode: gl.constexpr):
+    """Compute the sums of blocks: those of each warp, which `publish` adds up."""
     SIZE: gl.constexpr = ring.buffer.dtype.primitive_bitwidth // 8
     BLOCK: gl.constexpr = apply_layout(mode.block_j, SIZE, mode.warps, 1)
     LANES: gl.constexpr = lane_layout(mode.block_j, SIZE, mode.warps)
@@ -86,14 +121,11 @@ def _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, nor
     HIGH: gl.constexpr = 32 * mode.warps // WIDE  # rows that all lanes together have at a time
     MESSAGE: gl.constexpr = message_layout(mode.warps)
     i = gl.expand_dims(gl.arange(0, mode.block_i, gl.SliceLayout(1, BLOCK)), 1)
-    j = gl.expand_dims(gl.arange(0, mode.block_j, gl.SliceLayout(0, BLOCK)), 0)
     place = place_of_block(work.team, 0, 0, work, total, split, mode)
     mean, rstd, gain, term = of_block(place, affine, values, view, maps, norm, mode)
     at = 0
     turn = 0
     zero = gl.zeros([HIGH, WIDE], gl.float32, gl.SliceLayout(0, gl.SliceLayout(3, LANES)))
-    a = zero
-    b = zero
     unit_a = gl.zeros([BLOCKS_OF_UNIT, mode.warps], gl.float32, MESSAGE)
     unit_b = unit_a
     number = gl.expand_dims(gl.arange(0, BLOCKS_OF_UNIT, gl.SliceLayout(1, MESSAGE)), 1)
@@ -106,24 +138,17 @@ def _reduce_sets(ring, sums, affine, values, work, total, view, maps, split, nor
                 x, dy = _take(ring, at, BLOCK, mode)
                 if mode.ragged:
                     inside = (work.member + block * split.members) * mode.block_i + i < view.reps
-                    if mode.kind == SET:
-                        inside = inside & (tile * mode.block_j + j < view.run)
                     x, dy = gl.where(inside, x, 0.0), gl.where(inside, dy, 0.0)
                 x_hat, dz = slopes(x, dy, mean, rstd, gain, term, norm, mode)
-                a += lane_sums(by_lanes(dz * x_hat, HIGH, WIDE, LANES))
-                b += lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
+                # Adding `zero` changes no sum. Without it, the compiler makes another kernel, which nobody has measured.
+                a = zero + lane_sums(by_lanes(dz * x_hat, HIGH, WIDE, LANES))
+                b = zero + lane_sums(by_lanes(dz, HIGH, WIDE, LANES))
                 at += 1
-                if mode.kind == BLOCKS:
-                    this = number == tile * work.blocks + block
-                    unit_a = gl.where(this, _of_warps(a, MESSAGE, mode), unit_a)
-                    unit_b = gl.where(this, _of_warps(b, MESSAGE, mode), unit_b)
-                    a, b = zero, zero
+                this = number == tile * work.blocks + block
+                unit_a = gl.where(this, _of_warps(a, MESSAGE, mode), unit_a)
+                unit_b = gl.where(this, _of_warps(b, MESSAGE, mode), unit_b)
                 mean, rstd, gain, term = next_mean, next_rstd, next_gain, next_term
-        if mode.kind == BLOCKS:
-            turn = _send(sums, turn, unit_a, unit_b, mode)
-        else:
-            turn = _send(sums, turn, gl.sum(by_warps(a, mode.warps), 1), gl.sum(by_warps(b, mode.warps), 1), mode)
-            a, b = zero, zero
+        turn = _send(sums, turn, unit_a, unit_b, mode)
 
 
 @jit

@@ -25,6 +25,7 @@ from .launch_backward import BLOCKS, COLUMNS, ELEMENTS, LINES_OF_COLUMN, SET, Ri
 from .schedule import ALIGNMENT, LEAST_USED, MOST_MASKED, MOST_SETS, RESERVED, WARPS, cuts, even, folded, sets_per_block
 
 SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each slot
+SLOTS_OF_SETS = 16384, 8192, 4096  # the same for SET, which may have few rows
 
 LEAST_SLOTS = 4
 
@@ -63,6 +64,8 @@ def ring_backward_unsupported(problem: NormProblem, device: Device) -> list[str]
     if reasons:
         return reasons
     if not any(candidates(problem, w, device)):
+        if w.run > 1 and w.run * size % ALIGNMENT and not parameter_axes(problem, w) & AXIS_T:
+            return [f"sets begin {w.run * size} bytes apart, and copies by descriptor begin at multiples of {ALIGNMENT}"]
         return ["a unit of x and dy, or the sums of its parameters, are too large for the shared memory of one team"]
     return [] if len(ring_backward_launches(problem, device, False)) == 1 + len(list(maps(problem, w))) else [TOO_MANY_AXES]
 
@@ -104,9 +107,9 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
         yield from _of_runs(problem, w, device)
         return
     size = problem.dtype.itemsize
+    yield from _of_sets(problem, w, device)
     for (block_j, tiles, sets), slot in product((*cuts(w, size), *_more_cuts(w, size)), SLOTS):
-        single = sets == 1 and w.run > 1
-        if single and parameter_axes(problem, w) & AXIS_T:
+        if sets == 1 and w.run > 1:
             continue
         block_i = slot // (block_j * size)
         slots = min((device.shared - RESERVED - 4 * 2 * tiles * LINES_OF_COLUMN * block_j) // (2 * slot), 32)
@@ -125,7 +128,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                     resident=True,
                     reduce=True,
                     apply=True,
-                    kind=SET if single else COLUMNS,
+                    kind=COLUMNS,
                     members=members,
                     spans=spans,
                     tiles=tiles,
@@ -146,6 +149,41 @@ def _more_cuts(w: Walk, size: int) -> Iterator[tuple[int, int, int]]:
         found = [sets for sets in range(1, min(block_j // w.run, w.sets - 1, MOST_SETS) + 1) if sets * w.run * size % ALIGNMENT == 0]
         if found and LEAST_USED * block_j <= found[-1] * w.run < block_j:
             yield block_j, 1, found[-1]
+
+
+def _of_sets(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
+    """Yield launches whose units are one set each, of elements that share their parameters."""
+    size = problem.dtype.itemsize
+    if w.run == 1 or w.run * size % ALIGNMENT or parameter_axes(problem, w) & AXIS_T:
+        return
+    widths = [width for width in (32, 64, 128, 256) if min(128, w.columns * size) <= width * size <= (256 if w.reps > 8 else 512)]
+    for block_j, slot in product(widths, SLOTS_OF_SETS):
+        block_i, across = slot // (block_j * size), ceil(w.run / block_j)
+        blocks = ceil(w.reps / block_i) * across
+        slots = min((device.shared - RESERVED - 4 * 4 * block_j) // (2 * slot), 32)
+        ragged = w.reps % block_i or w.run % block_j
+        if slots < LEAST_SLOTS or (block_i * block_j > MOST_MASKED and ragged):
+            continue
+        for members in sorted({even(blocks, device.sms // teams) for teams in range(1, device.sms + 1)}):
+            if ceil(blocks / members) <= slots:
+                yield RingBackwardLaunch(
+                    walk=w,
+                    programs=team_programs(w.total, members, device),
+                    warps=WARPS,
+                    block_i=block_i,
+                    block_j=block_j,
+                    resident=True,
+                    reduce=True,
+                    apply=True,
+                    kind=SET,
+                    members=members,
+                    spans=w.sets,
+                    tiles=1,
+                    across=across,
+                    sets=1,
+                    sets_per_block=2,
+                    slots=slots,
+                )
 
 
 def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
@@ -195,21 +233,23 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
 
     A team works on one unit after the other. A unit takes the time for its blocks, and some more for its sums.
     """
-    w, kind, activation = launch.walk, launch.kind, problem.spec.activation
+    if launch.kind == SET:
+        return _time_of_sets(problem, launch, device)
+    w, kind = launch.walk, launch.kind
     rounds = ceil(launch.units / launch.teams)
     blocks = launch.tiles * launch.blocks_of_tile  # of a member, in a unit
     elements = launch.block_i * launch.block_j
     size = elements * problem.dtype.itemsize / 16384
-    arithmetic = constants.BACK_SILU[kind] if activation == "silu" else constants.BACK_GELU[kind] if "gelu" in activation else 0.0
+    arithmetic = _arithmetic(problem, launch)
     crowded = constants.BACK_CROWDED[kind] * max(blocks / launch.slots - 0.5, 0.0)
-    block = size * (constants.BACK_BYTES[kind] + crowded) + constants.BACK_BLOCK[kind] + arithmetic * elements / 8192
+    block = size * (constants.BACK_BYTES[kind] + crowded) + constants.BACK_BLOCK[kind] + arithmetic
     unit, last = constants.BACK_UNIT[kind], 0.0
     if launch.by_column:
         unit += constants.BACK_COLUMNS * launch.members * launch.block_j / 1024
     elif kind == COLUMNS:
         unit = constants.BACK_SET * launch.sets + constants.BACK_MEMBER * launch.members
         unit += constants.BACK_TILE * launch.tiles if launch.tiles > 1 else 0.0
-    elif kind != SET:
+    else:
         unit += constants.BACK_RUN * launch.tiles
     if kind == ELEMENTS:
         sums = 2 if problem.spec.centered else 1
@@ -217,3 +257,23 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
         block += constants.BACK_MANY_SUMS * size * (sums == 2 and launch.blocks_of_tile * elements > MOST_ELEMENTS // 2)
     alone = constants.BACK_ALONE * (launch.members == 1)
     return constants.BACK_FIRST[kind] - alone + rounds * (blocks * block + unit) + last
+
+
+def _time_of_sets(problem: NormProblem, launch: RingBackwardLaunch, device: Device) -> float:
+    """Return the modelled time of a launch of the kind SET. The memory limits all members together, the rest the busiest one."""
+    w, kind, blocks = launch.walk, launch.kind, launch.blocks_of_tile
+    size = launch.block_i * launch.block_j * problem.dtype.itemsize / 16384
+    crowded = constants.BACK_CROWDED[kind] * max(blocks / launch.slots - 0.5, 0.0)
+    loaded = w.reps / launch.block_i * launch.across / launch.members  # blocks of a member, without the rows that do not exist
+    memory = loaded * size * (constants.BACK_BYTES[kind] + crowded) * max(0.5 + 0.5 * launch.programs / device.sms, 0.6)
+    unit = memory + blocks * (constants.BACK_BLOCK[kind] + _arithmetic(problem, launch)) + constants.BACK_UNIT[kind]
+    alone = launch.members == 1
+    least = constants.BACK_EXCHANGE * (constants.DIRECT if alone else 1.0)
+    return constants.BACK_FIRST[kind] - constants.BACK_ALONE * alone + ceil(launch.units / launch.teams) * max(unit, least)
+
+
+def _arithmetic(problem: NormProblem, launch: RingBackwardLaunch) -> float:
+    """Return the time that a block's activation takes."""
+    activation, kind = problem.spec.activation, launch.kind
+    each = constants.BACK_SILU[kind] if activation == "silu" else constants.BACK_GELU[kind] if "gelu" in activation else 0.0
+    return each * launch.block_i * launch.block_j / 8192

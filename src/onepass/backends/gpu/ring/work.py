@@ -11,7 +11,7 @@ class Work(NamedTuple):
     team: Any
     member: Any
     units: Any
-    blocks: Any  # how many blocks of rows this member has in each tile of a unit
+    blocks: Any  # how many blocks this member has in each tile of a unit
     again: Any  # how many blocks of a unit this member loads twice
 
 
