@@ -17,11 +17,11 @@ from typing import Any
 import torch
 import triton
 
-from onepass.backends.family import BACKWARD, FORWARD
+from onepass.backends.family import BACKWARD, FORWARD, Launches
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress
 from onepass.core.device import Device
-from onepass.core.operands import Needs
+from onepass.core.problem import NormProblem
 from onepass.planning.choose import plan
 from onepass.planning.options import CannotForce, Options
 
@@ -46,7 +46,8 @@ class Job:
 def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
     """Return the kernels with which a family runs a problem. The list is empty if the family cannot run it or has no kernels.
 
-    A problem may have a `direction`. A backward at an odd address compiles its kernels when it runs.
+    A problem may have a `direction`. For a backward, these are the kernels of the forward and of the backward, both by the same family. A
+    backward at an odd address compiles its kernels when it runs.
     """
     odd = bool(getattr(problem, "shift", 0))
     bound = replace(problem_of(Row(problem.case, problem.dtype)), aligned=not odd)
@@ -57,22 +58,29 @@ def sources(problem: Any, device: Device, family: str | None) -> list[Any]:
         return []
     if not chosen.launches:
         return []
-    from onepass.backends.gpu.backward import kernels as backward_kernels
     from onepass.backends.gpu.forward import kernels
 
     case = problem.case
-    if back:  # the forward by the same family, and the backward with all gradients
-        needs = Needs(True, *(getattr(bound, name) is not None for name in ("weight", "bias", "scale", "shift")))
-        made = backward_kernels(bound, back.launches, needs, case.residual) if back.launches else []
-        forward = kernels(bound, chosen.launches, True, case.residual)
-        return [kernel.source() for kernel in (*forward, *(kernel for _, kernel in made))]
-    momentum = 0.1 if case.running and case.op == "batch_norm" and not (case.modulate or problem.stats) else None  # any value will do
-    found = kernels(bound, chosen.launches, problem.stats or (case.running and not momentum), case.residual, momentum=momentum)
+    tracks = case.running and case.op == "batch_norm" and not (case.modulate or problem.stats)
+    tracks = tracks and (case.wide or problem.dtype == torch.float32)  # kernels update running statistics in float32 only
+    momentum = 0.1 if tracks else None  # any value will do
+    statistics = bool(back) or problem.stats or (case.running and not momentum)
+    found = kernels(bound, chosen.launches, statistics, case.residual, momentum=momentum)
     unaligned = odd and not chosen.launches[0].needs_aligned_x(bound)
     # Dispatch compiles these too, in `check_launchable`.
     pairs = zip(chosen.launches, kernels(bound, chosen.launches, False))
     checked = [kernel for launch, kernel in pairs if kernel.cooperative or launch.experimental]
-    return [*(kernel.source() for kernel in (*found, *checked)), *(kernel.source(["x"]) for kernel in found if unaligned)]
+    backward = _backward_kernels(bound, back.launches) if back and back.launches else []
+    return [*(kernel.source() for kernel in (*found, *checked, *backward)), *(kernel.source(["x"]) for kernel in found if unaligned)]
+
+
+def _backward_kernels(bound: NormProblem, launches: Launches) -> list[Any]:
+    """Return the kernels of a backward with all gradients, and those that dispatch compiles in `check_launchable`."""
+    from onepass.backends.gpu.backward import ALL, kernels
+
+    found = [kernel for _, kernel in kernels(bound, launches, ALL, bool(bound.addends))]
+    checked = [kernel for _, kernel in kernels(bound, launches, ALL) if kernel.cooperative or launches[0].experimental]
+    return [*found, *(checked if bound.addends else [])]
 
 
 def kernels_of(seed: int, device: Device, families: Families, index: int, draw: Draw = stress_problems.draw) -> dict[str, Job]:
@@ -94,7 +102,15 @@ def new_jobs(known: set[str], needed: dict[str, Job], max_kernels: int) -> list[
 
 
 def prepare(
-    seed: int, wanted: int, device: Device, families: Families, max_kernels: int, target: Any, workers: int = 14, seconds: float = 120
+    draw: Draw,
+    seed: int,
+    wanted: int,
+    device: Device,
+    families: Families,
+    max_kernels: int,
+    target: Any,
+    workers: int = 14,
+    seconds: float = 120,
 ) -> tuple[list[Problem], str]:
     """Draw problems, compile their kernels, and return the problems and a sentence about the compilation.
 
@@ -109,10 +125,10 @@ def prepare(
     while len(problems) < wanted and looked < 20 * wanted:
         batch = range(looked, looked + wanted - len(problems))
         looked = batch.stop
-        for index, needed in zip(batch, pool.map(partial(kernels_of, seed, device, families), batch, chunksize=20)):
+        for index, needed in zip(batch, pool.map(partial(kernels_of, seed, device, families, draw=draw), batch, chunksize=20)):
             jobs = new_jobs(known, needed, max_kernels)
             if jobs is not None:
-                problems.append(stress_problems.draw(seed, index))
+                problems.append(draw(seed, index))
                 compiled += [pool.submit(_compile, job, device, target) for job in jobs]
     return problems, f"{len(problems)} of the first {looked} problems; {finish(pool, compiled, seconds)}"
 

@@ -4,6 +4,8 @@
 supports it, and by the family that the planner chooses. Each runs twice. Both runs must give the same bits, with errors
 within the budget of verify/oracle.py. `--only INDEX` repeats one problem. If a problem takes longer than a minute, the
 program prints it and ends with status 3.
+
+`--direction backward` runs forwards and backwards, with the gradients of x and of all parameters, and compares all results.
 """
 
 from __future__ import annotations
@@ -22,13 +24,14 @@ import torch
 from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
+from onepass.backends.family import BACKWARD, FORWARD, Direction
 from onepass.bench import accuracy, record
 from onepass.bench.terminal import table
 from onepass.core import reference
 from onepass.core.device import describe
 from onepass.planning.options import CannotForce, force
 from onepass.planning.registry import FAMILIES
-from onepass.verify import calls, oracle
+from onepass.verify import calls, oracle, tensors
 from onepass.verify.calls import Output
 from onepass.verify.cases import Case
 from onepass.verify.oracle import Outcome
@@ -40,7 +43,9 @@ from .precompile import Families, prepare
 from .stress_problems import Problem
 from .watchdog import Watchdog
 
-SHARING = ("team", "ring", "whole_set")  # kernel families whose GPU programs wait for each other
+# Kernel families whose GPU programs wait for each other. Not `team` for backwards: the planner never chooses it, and its many kernels
+# would take the place of problems.
+SHARING: dict[Direction, tuple[str, ...]] = {FORWARD: ("team", "ring", "whole_set"), BACKWARD: ("ring", "whole_set")}
 deterministic: Any = _deterministic  # Any, because the type checker does not know the attributes of this module
 PLANNER = "planner"
 EVERY = 500  # print progress after so many problems
@@ -74,16 +79,19 @@ def verdicts(
 ) -> dict[str, Verdict]:
     """Run a problem by every family, and return a Verdict for each. `before` is called before each run.
 
+    A backward runs by the family that was forced when its forward ran. So a family must be able to run both.
+
     Example: `verdicts(stress_problems.draw(0, 17), "cpu", ["blockwise", None])["blockwise"].ok`
     """
     operands = stress_problems.make(problem, device, seed)
+    dy = tensors.make_dy(operands, seed + problem.index, on_device=True) if problem.direction == BACKWARD else None
     found: dict[str, Verdict] = {}
     results: dict[str, Returned] = {}
     for family in families:
         name = family or PLANNER
         try:
             with force(family):
-                first, second = (_run_once(problem, operands, before) for _ in range(2))
+                first, second = (_run_once(problem, operands, dy, before) for _ in range(2))
         except CannotForce:
             found[name] = Verdict(skipped=True)
         except Exception as error:
@@ -91,14 +99,15 @@ def verdicts(
         else:
             results[name] = first
             found[name] = Verdict(fault="" if _same(first, second) else "two runs gave different bits")
-    errors = accuracy.largest_errors(problem.case, operands, {name: returned.outcome for name, returned in results.items()})
+    outcomes = {name: returned.outcome for name, returned in results.items()}
+    errors = accuracy.largest_errors(problem.case, operands, outcomes, dy, all_results=True)
     for name, returned in results.items():
         error = errors[name] if returned.rstd is None else max(errors[name], _statistics(problem.case, operands, returned))
         found[name] = found[name]._replace(error=error)
     return found
 
 
-def _run_once(problem: Problem, operands: Operands, before: Callable[[], Any]) -> Returned:
+def _run_once(problem: Problem, operands: Operands, dy: Tensor | None, before: Callable[[], Any]) -> Returned:
     statistics: list[Tensor | None] = []
 
     def run(case: Case, t: Operands) -> Output:
@@ -110,7 +119,7 @@ def _run_once(problem: Problem, operands: Operands, before: Callable[[], Any]) -
         return result.output
 
     before()
-    return Returned(oracle.evaluate(problem.case, operands, None, run), *statistics)
+    return Returned(oracle.evaluate(problem.case, operands, dy, run), *statistics)
 
 
 def _same(first: Returned, second: Returned) -> bool:
@@ -187,7 +196,7 @@ class Run:
             for family, verdict in found.items():
                 self.tallies[family].add(problem, verdict)
                 if not verdict.ok:
-                    self._fail(f"{words} by {family}: {verdict}; repeat it with --seed {self.seed} --only {problem.index}")
+                    self._fail(f"{words} by {family}: {verdict}; repeat it with {_repeat(problem, self.seed)}")
             if wrong:
                 self._fail(f"in the background, up to problem {problem.index}: {wrong}")
             if report:
@@ -208,9 +217,14 @@ class Run:
         return table([head, *rows])
 
 
+def _repeat(problem: Problem, seed: int) -> str:
+    return f"--direction {BACKWARD} " * (problem.direction == BACKWARD) + f"--seed {seed} --only {problem.index}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stress", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=10000, help="problems (10000)")
+    parser.add_argument("--direction", choices=[FORWARD, BACKWARD], default=FORWARD)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="INDEX", help="run this problem only")
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so many minutes, compilation not counted")
@@ -229,21 +243,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(words, file=file, flush=True)
 
     on_cuda, known = args.device.startswith("cuda"), {family.name for family in FAMILIES}
-    families: Families = [*(name for name in (SHARING if on_cuda else ("blockwise",)) if name in known), None]
+    draw = stress_problems.draw_backward if args.direction == BACKWARD else stress_problems.draw
+    families: Families = [*(name for name in (SHARING[args.direction] if on_cuda else ("blockwise",)) if name in known), None]
     origin = record.origin(args.device)
     say(", ".join(f"{key} {value}" for key, value in origin.items()))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # CUDA's deterministic mode needs this setting
     torch.use_deterministic_algorithms(True)  # torch fills new memory only in deterministic mode
     if args.only is not None:
-        problems = [stress_problems.draw(args.seed, args.only)]
+        problems = [draw(args.seed, args.only)]
     elif on_cuda:
         from triton.runtime import driver
 
         device, target = describe(torch.device(args.device)), driver.active.get_current_target()
-        problems, words = prepare(args.seed, args.count, device, families, args.kernels, target)
+        problems, words = prepare(draw, args.seed, args.count, device, families, args.kernels, target)
         say(words)
     else:
-        problems = [stress_problems.draw(args.seed, index) for index in range(args.count)]
+        problems = [draw(args.seed, index) for index in range(args.count)]
     run = Run(families, args.device, args.seed, say)
     failures = run(problems, args.minutes)
     say(f"{run.summary()}\n{failures} failures")

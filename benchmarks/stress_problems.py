@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from onepass.backends.family import BACKWARD, FORWARD, Direction
 from onepass.bench.record import dtype_name
 from onepass.verify import tensors
 from onepass.verify.cases import Case
@@ -50,10 +51,12 @@ class Problem:
     case: Case
     dtype: torch.dtype
     stats: bool
+    direction: Direction = FORWARD
 
     @property
     def name(self) -> str:
-        return f"{self.case.name} {dtype_name(self.dtype)}{' with statistics' if self.stats else ''}"
+        statistics, backward = " with statistics" * self.stats, " backward" * (self.direction == BACKWARD)
+        return f"{self.case.name} {dtype_name(self.dtype)}{statistics}{backward}"
 
 
 @cache
@@ -116,6 +119,11 @@ def draw(seed: int, index: int) -> Problem:
     shape = (samples, height, width, channels) if kind.case.last else (samples, channels, height, width)
     case = replace(kind.case, shape=shape, groups=kind.groups * groups, init=rng.choice(INITS))
     return Problem(index, case, kind.dtype, kind.stats)
+
+
+def draw_backward(seed: int, index: int) -> Problem:
+    """Return the backward of the problem that `draw` returns."""
+    return replace(draw(seed, index), direction=BACKWARD)
 
 
 def _between(rng: Random, low: float, high: float) -> float:

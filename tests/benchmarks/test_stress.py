@@ -1,6 +1,7 @@
 """The stress test: it draws random problems, and finds what is wrong."""
 
 import time
+from dataclasses import replace
 from functools import partial
 from math import prod
 
@@ -9,7 +10,10 @@ import torch
 
 import onepass.functional as O
 from benchmarks import precompile, stress, stress_problems, watchdog
+from onepass.backends.family import BACKWARD
+from onepass.verify import oracle
 from onepass.verify.cases import Case
+from tests.recorder import recorded_runs
 
 
 def test_problems_are_drawn_from_seed_and_index():
@@ -37,6 +41,8 @@ def test_few_kinds_of_kernels():
     admitted = [job for job in (precompile.new_jobs(known, kernels, 100) for kernels in needed) if job is not None]
     assert len(known) == sum(map(len, admitted)) <= 100 and len(admitted) > 150
     assert not any(job.family == "aten" for jobs in admitted for job in jobs)
+    back = [precompile.kernels_of(0, device, [None, "ring"], index, stress_problems.draw_backward) for index in range(40)]
+    assert all("_forward" in str(kernels.keys()) and "_backward" in str(kernels.keys()) for kernels in back)
     job = admitted[0][0]
     assert repr(precompile.sources(stress_problems.draw(0, job.index), device, job.family)[job.number]) in known
 
@@ -48,6 +54,42 @@ SMALL = [problem for problem in map(partial(stress_problems.draw, 0), range(200)
 def test_stress_holds_what_is_right(problem):
     found = stress.verdicts(problem, "cpu", ["row", "blockwise", None])
     assert found["row"].skipped and found["blockwise"].ok and found["planner"].ok, found
+
+
+@pytest.mark.parametrize("problem", SMALL[:12], ids=lambda problem: problem.name)
+def test_stress_holds_right_backwards(problem):
+    problem = replace(problem, direction=BACKWARD)
+    assert stress_problems.draw_backward(0, problem.index) == problem and problem.name.endswith(" backward")
+    with recorded_runs() as runs:
+        found = stress.verdicts(problem, "cpu", ["row", "blockwise"])
+    assert found["row"].skipped and found["blockwise"].ok, found
+    assert {(run.family, run.direction) for run in runs} == {("blockwise", "forward"), ("blockwise", "backward")}
+
+
+@pytest.mark.parametrize("part", ["y", "dx", "dweight", "dshift"])
+def test_stress_finds_wrong_results_of_a_backward(part, monkeypatch):
+    """One element is off by 1 %, in both runs or in the second one."""
+    evaluate, calls = oracle.evaluate, []
+
+    def off(case, operands, dy, run):
+        outcome = evaluate(case, operands, dy, run)
+        if operands.x.dtype == torch.float64:  # the oracle itself
+            return outcome
+        calls.append(part)
+        if len(calls) in when:
+            getattr(outcome, part).view(-1)[-1:] *= 1.01
+        return outcome
+
+    monkeypatch.setattr(oracle, "evaluate", off)
+    case = Case("group_norm", (2, 3, 5, 12), groups=4, last=True, modulate=True)
+    problem = stress_problems.Problem(0, case, torch.float32, stats=False, direction=BACKWARD)
+    when = (1, 2)
+    both = stress.verdicts(problem, "cpu", ["blockwise"])["blockwise"]
+    assert not both.ok and not both.fault and both.error is not None and both.error > 10
+    calls.clear()
+    when = (2,)
+    second = stress.verdicts(problem, "cpu", ["blockwise"])["blockwise"]
+    assert not second.ok and "different bits" in second.fault and second.error is not None and second.error <= 1
 
 
 @pytest.mark.parametrize("part", ["output", "mean", "rstd"])
@@ -88,6 +130,7 @@ def test_stress_command(tmp_path, capsys, monkeypatch):
     arguments = ["--device", "cpu", "--seed", "1", "--out", str(log)]
     assert stress.main([*arguments, "--count", "4"]) == 0
     assert "2/4 problems" in log.read_text() and "0 failures" in log.read_text() and capsys.readouterr().out == log.read_text()
+    assert stress.main([*arguments, "--count", "4", "--direction", "backward"]) == 0 and "0 failures" in log.read_text()
     wrong = stress_problems.draw(1, 3)
 
     def verdicts(problem, device, families, *_):
@@ -99,6 +142,9 @@ def test_stress_command(tmp_path, capsys, monkeypatch):
     assert stress.main([*arguments, "--only", "3"]) == 1
     assert f"FAILED 3: {wrong.name} by planner: the largest error is 2 of the budget; repeat it with --seed 1 --only 3" in log.read_text()
     assert stress.main([*arguments, "--count", "4", "--minutes", "0"]) == 0 and "1/4 problems" in log.read_text()
+    wrong = stress_problems.draw_backward(1, 3)
+    assert stress.main([*arguments, "--only", "3", "--direction", "backward"]) == 1
+    assert "backward by planner" in log.read_text() and "repeat it with --direction backward --seed 1 --only 3" in log.read_text()
 
 
 def test_the_watch_ends_what_hangs():

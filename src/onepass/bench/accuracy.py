@@ -29,14 +29,17 @@ def outcome(output: Output, operands: Operands) -> Outcome:
     return Outcome(y, total, *(None if t is None else t.clone() for t in (operands.running_mean, operands.running_var)))
 
 
-def largest_errors(case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None) -> dict[str, float]:
+def largest_errors(
+    case: Case, operands: Operands, outcomes: Mapping[str, Outcome], dy: Tensor | None = None, all_results: bool = False
+) -> dict[str, float]:
     """Return the largest error of each outcome, as a fraction of the error budget (verify/oracle.py).
 
     Without dy, compare y, the sum x + residual and the running statistics. With dy, compare the gradients.
+    With `all_results`, compare both.
     """
     errors = dict.fromkeys(outcomes, 0.0)
     dtypes = dict(zip(Outcome._fields, oracle.dtypes_of(operands)))
-    parts = Outcome._fields[:4] if dy is None else Outcome._fields[4:]
+    parts = Outcome._fields[:4] if dy is None else Outcome._fields if all_results else Outcome._fields[4:]
     sums: dict[str, tuple[Tensor, Tensor]] = {}
 
     def compare(part: str, at: slice | EllipsisType, value: Tensor, error: Tensor) -> None:
