@@ -4,7 +4,10 @@
     compute-sanitizer --tool memcheck python -m benchmarks.sanitize
     compute-sanitizer --tool racecheck python -m benchmarks.sanitize --without ring
 
-racecheck reports hazards in correct code like that of `ring`: see docs/measured.md. Only forwards run.
+racecheck reports hazards in correct code like that of `ring`: see docs/measured.md.
+
+Each forward runs by one family. `--direction backward` runs these problems, and some more, by every family that can. It computes all
+gradients. The forward before it runs by the same family.
 """
 
 from __future__ import annotations
@@ -16,10 +19,13 @@ from collections.abc import Sequence
 import torch
 
 import onepass
-from onepass.verify import calls, tensors
+from onepass.backends.family import BACKWARD, FORWARD, Direction
+from onepass.bench.suite import Row, problem_of
+from onepass.core.device import Device, describe
+from onepass.verify import oracle, tensors
 from onepass.verify.cases import Case
 
-from .sweep import shifted
+from .sweep import able, shifted
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 LAST = "channels_last"
@@ -82,11 +88,40 @@ PROBLEMS = {
     ],
 }
 
+BACKWARDS = [  # problems that run only backwards
+    (Case("group_norm", (2, 160, 20, 20), LAST, groups=2, activation="silu", modulate=True), HALF),  # `ring`: units of two tiles
+    (Case("instance_norm", (3, 40, 33, 31), LAST), FULL),  # `ring`: each column is a set
+    (Case("group_norm", (2, 32, 128, 128), groups=4, activation="silu"), HALF),  # `ring`: a block has one channel
+    (Case("batch_norm", (64, 5, 28, 28), running=True, wide=True), HALF),  # `ring`: a unit is one set
+    (Case("layer_norm", (20, 20480)), BFLOAT),  # `ring`: each element has its own parameters; two runs in a unit
+    (Case("layer_norm", (9, 18432)), BFLOAT),  # one run in a unit
+    (Case("rms_norm", (5, 32768)), FULL),
+    (Case("layer_norm", (9, 16384)), BFLOAT),  # `row`: two blocks
+    (Case("group_norm", (2, 64, 32, 32), groups=4, activation="silu"), HALF),  # `whole_set`
+    (Case("layer_norm", (70, 4227)), BFLOAT),  # this one and the next two: odd rows
+    (Case("layer_norm", (40, 20011)), BFLOAT),
+    (Case("layer_norm", (9, 50257)), BFLOAT),
+    (Case("group_norm", (2, 64, 16, 16), LAST, groups=8), HALF),  # `tile_reread`: one launch adds up both kinds of cells
+    (Case("switchable_norm", (4, 16, 14, 14), LAST, running=True), HALF),
+    (Case("switchable_norm", (4, 16, 14, 14), running=True), FULL),
+]
 
-def run(family: str, case: Case, dtype: torch.dtype, shift: int) -> None:
+
+def jobs(direction: Direction, device: Device) -> list[tuple[str, Case, torch.dtype]]:
+    """Return what runs: a family, a case and a dtype."""
+    listed = [(family, *problem) for family, problems in PROBLEMS.items() for problem in problems]
+    if direction == FORWARD:
+        return listed
+    problems = [*((case, dtype) for _, case, dtype in listed), *BACKWARDS]
+    return [(family, *problem) for problem in problems for family in able(problem_of(Row(*problem)), direction, device)]
+
+
+def run(family: str, case: Case, dtype: torch.dtype, shift: int, direction: Direction) -> None:
     operands = tensors.make(case, dtype, "cuda", on_device=True)
-    with torch.no_grad(), onepass.force(family):
-        calls.onepass_call(case, operands._replace(x=shifted(operands.x, shift)))()
+    operands = operands._replace(x=shifted(operands.x, shift))
+    dy = shifted(tensors.make_dy(operands, on_device=True), shift) if direction == BACKWARD else None
+    with onepass.force(family):
+        oracle.evaluate(case, operands, dy)
     torch.cuda.synchronize()
 
 
@@ -95,12 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.sanitize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--without", choices=list(PROBLEMS), action="append", default=[], help="leave a family out; may be given twice")
+    parser.add_argument("--direction", choices=[FORWARD, BACKWARD], default=FORWARD)
     args = parser.parse_args(argv)
-    jobs = [(family, *problem, shift) for family, problems in PROBLEMS.items() for problem in problems for shift in SHIFTS]
-    jobs = [job for job in jobs if job[0] not in args.without]
-    for job in jobs:
-        run(*job)
-    print(f"{len(jobs)} forwards ran")
+    wanted = [job for job in jobs(args.direction, describe(torch.device("cuda"))) if job[0] not in args.without]
+    for job in wanted:
+        for shift in SHIFTS:
+            run(*job, shift, args.direction)
+    print(f"{len(wanted) * len(SHIFTS)} {args.direction}s ran")
     return 0
 
 

@@ -80,7 +80,7 @@ def _measured(problem: Problem, device: str, compiled: bool) -> Record:
     chosen = plan(bound, described, problem.direction).family
     providers: dict[str, Provider] = {OURS: PROVIDERS[OURS]} | ({} if _breaks_torch(problem) else {"torch": PROVIDERS["torch"]})
     providers |= {"torch.compile": PROVIDERS["torch.compile"]} if compiled else {}
-    providers |= {name: partial(_forced, name) for name in _able(problem, described) if name != chosen}
+    providers |= {name: partial(_forced, name) for name in able(bound, problem.direction, described) if name != chosen}
     runs, outcomes, failed = first_runs(problem.row, operands, dy, providers)
     if OURS in failed:
         raise RuntimeError(failed[OURS])
@@ -108,14 +108,14 @@ def least_bytes(bound: NormProblem, direction: Direction) -> int:
     return least + parameters
 
 
-def _able(problem: Problem, device: Device) -> Iterator[str]:
+def able(bound: NormProblem, direction: Direction, device: Device) -> Iterator[str]:
     """Yield the names of the families that can run a problem. To force the family of a backward, its forward must be able to run, too."""
     for family in FAMILIES:
         if family.name in NOT_KERNELS:
             continue
         try:
-            for direction in dict.fromkeys((FORWARD, problem.direction)):
-                plan(problem.bound, device, direction, Options(family.name))
+            for each in dict.fromkeys((FORWARD, direction)):
+                plan(bound, device, each, Options(family.name))
         except CannotForce:
             continue
         yield family.name

@@ -121,7 +121,7 @@ def test_a_wrong_result_is_not_timed(monkeypatch):
 
 
 def test_a_family_that_fails_is_named(monkeypatch):
-    monkeypatch.setattr(sweep, "_able", lambda problem, device: iter(["whole_set"]))
+    monkeypatch.setattr(sweep, "able", lambda bound, direction, device: iter(["whole_set"]))
     found = sweep.measure(tiny(0, 1), "cpu")
     assert "whole_set" in found["failed"] and "whole_set" not in found["us"]
 
