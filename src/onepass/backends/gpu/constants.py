@@ -156,7 +156,7 @@ BACK_TILE, BACK_SET, BACK_MEMBER = 0.85, 0.06, 0.008  # for each tile of several
 BACK_COLUMNS = 0.28  # if each column is a set: for each 1024 sums of the members
 BACK_MANY_SUMS = 0.18  # added to BACK_BYTES: registers are full of sums for parameters
 BACK_CELLS = 4.2  # to store and to add up a million cells
-BACK_RING_SCALE = 1.18  # from modelled times to costs
+BACK_RING_SCALE = 1.22  # from modelled times to costs
 
 # From modelled times to costs.
 RING_START = 6.76  # for each launch
