@@ -1,4 +1,4 @@
-"""Repeats and times launches of backwards that the planner does not use yet, by `ring`, `team` and `whole_set`: see docs/notes/backward.md.
+"""Repeats and times launches of the backwards of `ring` and `whole_set`, whose programs wait for each other: see docs/notes/backward.md.
 
 Each launch runs many times. All its runs must give the same bits, gradients close to those of the planner's launches, and counters that are
 0 again, but for the sign. If a launch hangs, the process names it, prints the counters that are not 0, and ends with status 3. On a Hopper
@@ -21,13 +21,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from onepass.backends.family import BACKWARD, Launches
-from onepass.backends.gpu import resident_backward
-from onepass.backends.gpu.launches import FLIP, chained
+from onepass.backends.gpu.launches import FLIP
 from onepass.backends.gpu.ring import schedule_backward as ring
 from onepass.backends.gpu.ring.launch import RESET
 from onepass.backends.gpu.ring.launch_backward import BLOCKS, COLUMNS, ELEMENTS, SET, RingBackwardLaunch
-from onepass.backends.gpu.team import schedule_backward as team
-from onepass.backends.gpu.team.launch_backward import TeamBackwardLaunch
 from onepass.backends.gpu.walk import walk
 from onepass.backends.gpu.whole_set import schedule_backward as whole_set
 from onepass.backends.gpu.whole_set.launch_backward import WholeSetBackwardLaunch
@@ -48,7 +45,7 @@ from .watchdog import Watchdog
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 LAST = "channels_last"
-TEAM, WHOLE_SET = "team", "whole_set"
+WHOLE_SET = "whole_set"
 SIGN = 2**31 - 1  # the bits of a counter without its sign
 ROWS = {
     COLUMNS: [
@@ -73,14 +70,6 @@ ROWS = {
         Row(Case("batch_norm", (8, 256, 56, 56), wide=True), HALF),
     ],
     ELEMENTS: [Row(Case(op, shape), BFLOAT) for op in ("layer_norm", "rms_norm") for shape in ((4096, 32768), (1024, 131072))],
-    TEAM: [
-        Row(Case("group_norm", (2, 320, 64, 64), LAST, groups=32, activation="silu"), HALF),
-        Row(Case("group_norm", (8, 1280, 16, 16), LAST, groups=32, activation="silu"), HALF),
-        Row(Case("group_norm", (2, 640, 32, 32), LAST, groups=32, activation="silu"), BFLOAT),
-        Row(Case("group_norm", (2, 960, 32, 32), LAST, groups=32, activation="silu"), FULL),
-        Row(Case("instance_norm", (8, 64, 56, 56), LAST), HALF),
-        Row(Case("batch_norm", (16, 128, 14, 14), LAST, wide=True), HALF),
-    ],
     WHOLE_SET: [
         Row(Case("group_norm", (2, 320, 64, 64), groups=32, activation="silu"), HALF),
         Row(Case("group_norm", (8, 1280, 16, 16), groups=32, activation="silu"), HALF),
@@ -90,23 +79,20 @@ ROWS = {
     ],
 }
 
-Launch = RingBackwardLaunch | TeamBackwardLaunch | WholeSetBackwardLaunch
+Launch = RingBackwardLaunch | WholeSetBackwardLaunch
 
 
 def launches_of(problem: NormProblem, kind: str, device: Device, each: int) -> Iterator[tuple[Launch, Launches]]:
     """Yield the first `each` launches, by modelled time, for each shape of a block, with all that follows them."""
     w, taken = walk(problem), dict[tuple[Any, ...], int]()
-    if kind == TEAM:
-        by_time = sorted(team.candidates(problem, w, device), key=partial(resident_backward.modelled_time, problem, device=device))
-        found = ((launch, chained(device, team.with_sums(problem, launch, device))) for launch in by_time)
-    elif kind == WHOLE_SET:
-        by_time = sorted(whole_set.candidates(problem, w, device), key=partial(resident_backward.modelled_time, problem, device=device))
-        found = ((launch, chained(device, whole_set.with_sums(problem, launch, device))) for launch in by_time)
+    if kind == WHOLE_SET:
+        by_time = sorted(whole_set.candidates(problem, w, device), key=partial(whole_set.modelled_time, problem, device=device))
+        found = ((launch, whole_set.with_sums(problem, launch, device)) for launch in by_time)
     else:
         by_time = sorted(ring.candidates(problem, w, device), key=partial(ring.modelled_time, problem, device=device))
         found = ((launch, ring.with_sums(problem, launch, device)) for launch in by_time)
     for launch, launches in found:
-        shape = launch.warps, launch.block_i, launch.block_j, getattr(launch, "tiles", 0), getattr(launch, "remainder", 0)
+        shape = launch.warps, launch.block_i, launch.block_j, getattr(launch, "tiles", 0)
         taken[shape] = taken.get(shape, 0) + 1
         if taken[shape] <= each:
             yield launch, launches
@@ -159,7 +145,7 @@ def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchd
         faults = {}
         for name, run in runs.items():
             watchdog.begin(f"{row.name} by {name}")
-            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind in (TEAM, WHOLE_SET) else RESET].eager)
+            faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind == WHOLE_SET else RESET].eager)
         target = torch.empty_like(operands.x)
         watchdog.begin(f"{row.name}: replays of graphs")
         copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs.values())])
@@ -177,8 +163,8 @@ class Counters:
     def report(self) -> str:
         """Return the counters that are not 0.
 
-        In `ring`, each unit has one, which counts the members that stored their sums, and then those that left. In `team`, each team has
-        one: members add to it, and together they flip its sign.
+        In `ring`, each unit has one, which counts the members that stored their sums, and then those that left. In `whole_set`, each team
+        has one: members add to it, and together they flip its sign.
         """
         from onepass.backends.gpu import forward
 

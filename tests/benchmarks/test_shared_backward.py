@@ -1,4 +1,4 @@
-"""Repeated launches of the backward of ring and team: which launches are listed, and what is noticed."""
+"""Repeated launches of the backwards of ring and whole_set: which launches are listed, and what is noticed."""
 
 import os
 from functools import partial
@@ -44,11 +44,9 @@ def test_faults_are_noticed(monkeypatch):
     assert shared_backward._faults(partial(lambda: Gradients(torch.ones(2))), Gradients(torch.ones(2)), 2, []) == ""
 
 
-@pytest.mark.parametrize("kind", [shared_backward.TEAM, shared_backward.WHOLE_SET])
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter does not compile")
-def test_it_compiles_what_no_plan_has(kind, monkeypatch, tmp_path):
-    """The table of registers has planned kernels only, so these would not be compiled anywhere else."""
+def test_it_compiles_launches(monkeypatch, tmp_path):
     monkeypatch.setattr("triton.knobs.cache.dir", str(tmp_path))
-    rows = [(kind, shared_backward.ROWS[kind][1])]
+    rows = [(shared_backward.WHOLE_SET, shared_backward.ROWS[shared_backward.WHOLE_SET][1])]
     monkeypatch.setattr(shared_backward, "launches_of", lambda *args, of=shared_backward.launches_of: islice(of(*args), 1))
     assert shared_backward.compile_all(rows, 1) == 2  # the kernel, and the one that adds up its cells

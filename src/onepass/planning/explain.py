@@ -107,7 +107,7 @@ class Explanation:
                 yield f"{family.name} ({self._cost(family, chosen):.0f} µs)"
 
     def _only_forced(self, family: Family, chosen: Plan) -> bool:
-        """Return whether the planner never chooses a family that could run the call. Nobody may have measured its cost yet."""
+        """Return whether the planner never chooses a family that could run the call. Its cost may be infinite."""
         return family.only_forced or self._cost(family, chosen) == inf
 
     def _why_chosen(self, chosen: Plan) -> str:

@@ -120,12 +120,13 @@ PLAIN = {
 
 
 def test_a_backward_of_teams(launched, monkeypatch):
-    problem, pairs = _problem(norms.group_norm(8, 1e-5, 1, False), NCHW, W, None), _written(monkeypatch)
-    family, launches = _plan(problem, BACKWARD, "team")
-    members = replace(launches[0], members=2, rows=32, programs=32)
+    x = torch.randn(2, 64, 8, 8, dtype=torch.bfloat16)
+    problem, pairs = _problem(norms.group_norm(8, 1e-5, 1, False), x, W, None), _written(monkeypatch)
+    family, launches = _plan(problem, BACKWARD, "whole_set")
+    members = replace(launches[0], members=2, programs=32)
     statistics = torch.randn(2, 2, 8)
-    family.train_backward(problem, (members, *launches[1:]))(torch.randn_like(NCHW), NCHW, W, None, statistics, (True, True, False))
-    calls = _same_launches(launched, *pairs[-1], (torch.randn_like(NCHW), NCHW, W, None, statistics))
+    family.train_backward(problem, (members, *launches[1:]))(torch.randn_like(x), x, W, None, statistics, (True, True, False))
+    calls = _same_launches(launched, *pairs[-1], (torch.randn_like(x), x, W, None, statistics))
     assert [call[0] for call in calls] == [32, launches[1].programs]
 
 
@@ -148,14 +149,15 @@ def test_inference_and_training(name, affine, launched, monkeypatch):
     assert {"input 0", "input 1", "input 4"} <= {arg for args in calls for arg in args if isinstance(arg, str)}
 
 
-@pytest.mark.parametrize("forced", ["tile_reread", "team"])
-def test_statistics_at_an_odd_address(forced, launched):
+@pytest.mark.parametrize("forced, layout", [("tile_reread", torch.channels_last), ("whole_set", torch.contiguous_format)])
+def test_statistics_at_an_odd_address(forced, layout, launched):
     """Hooks on saved tensors may return them there. A kernel must not take the mean for aligned then, but the workspace still is."""
-    problem = _problem(norms.group_norm(8, 1e-5, 1, False), NCHW, W, None)
+    x = NCHW.contiguous(memory_format=layout)
+    problem = _problem(norms.group_norm(8, 1e-5, 1, False), x, W, None)
     family, launches = _plan(problem, BACKWARD, forced)
     count = 2 * 8 * 2
     statistics = torch.randn(count + 1)[1:].view(2, 2, 8)
-    family.train_backward(problem, launches)(torch.randn_like(NCHW), NCHW, W, None, statistics, (True, True, False))
+    family.train_backward(problem, launches)(torch.randn_like(x), x, W, None, statistics, (True, True, False))
     odd = {name for args in launched for name in args[4]}
     assert {"mean", "rstd"} <= odd and not any("cells" in name for name in odd) and len(launched) == len(launches)
 

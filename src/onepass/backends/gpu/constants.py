@@ -158,6 +158,16 @@ BACK_MANY_SUMS = 0.18  # added to BACK_BYTES: registers are full of sums for par
 BACK_CELLS = 4.2  # to store and to add up a million cells
 BACK_RING_SCALE = 1.22  # from modelled times to costs
 
+# `whole_set`, backward. Set by hand, to 26 launches of 16 problems (H200, 2026-11-19): the modelled times are within 11 % of all of them.
+WHOLE_BACK_FIRST = 4.4  # for a launch, with the first load and the last store
+WHOLE_BACK_BANDWIDTH = 4e6  # bytes per microsecond
+WHOLE_BACK_SILU, WHOLE_BACK_GELU = 0.58, 2.7  # for 8192 elements of a multiprocessor
+WHOLE_BACK_EXCHANGE = 3.6  # teams: to exchange sums, once
+WHOLE_BACK_STALL = 3.2  # teams: the wait for the loads and for the sums of each further set
+WHOLE_BACK_ALONE = 0.3  # added to it: a multiprocessor has one program, and idles while that waits for its team
+WHOLE_BACK_MEMBER = 0.003  # teams: for each member and each set
+WHOLE_BACK_REFILL = 0.9  # no teams: the same wait, if one program fits on a multiprocessor
+
 # From modelled times to costs.
 RING_START = 6.76  # for each launch
 RING_SCALE = 0.93  # sets of several runs or columns

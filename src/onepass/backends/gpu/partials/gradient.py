@@ -125,8 +125,6 @@ class BackwardLaunch(ChainedLaunch):
 class SharedSetBackwardLaunch(TeamsLaunch, BackwardLaunch):
     """A launch of a backward whose programs form teams."""
 
-    max_registers: int = 0  # for each thread; 0 means no limit
-
     @property
     def shape(self) -> str:
         return f"{super().shape}, teams of {self.members}"

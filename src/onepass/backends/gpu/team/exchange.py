@@ -1,4 +1,4 @@
-"""How the members of a team exchange moments, or in a backward sums: through global memory, with a counter to wait for each other.
+"""How the members of a team exchange moments: through global memory, with a counter to wait for each other.
 
 A team is a group of programs, its members, that share large sets. A set is the elements of x[o, r, s, t] with the same o
 and s, which share a mean and a variance. Moments are a mean and an M2, the sum of squared differences from that mean. A
@@ -37,24 +37,6 @@ def merge_members(
         mean, m2, n = join(mean, m2, n, mean_part, m2_part, n_part, CENTERED)
     mean, m2 = merge(mean, m2, n, view.reps * 1.0 * view.run, 0, CENTERED)
     return tl.reshape(mean, (SETS, 1)), tl.reshape(m2, (SETS, 1))
-
-
-@triton.jit
-def add_members(parts_ptr, first_set, view, members, offset, CENTERED: tl.constexpr, SETS: tl.constexpr, MEMBERS: tl.constexpr):
-    """Add up the sums of all members. Return both sums of the SETS sets from `first_set` on, each of shape [SETS, 1].
-
-    The second sum lies `offset` elements after the first. Without CENTERED, the first sum is 0.
-    """
-    BLOCK: tl.constexpr = min(MEMBERS, max(32 // SETS, 1))  # few parts at a time: see `merge_members`
-    s = first_set + tl.arange(0, SETS)[None, :]
-    sum1, sum2 = tl.zeros((BLOCK, SETS), tl.float32), tl.zeros((BLOCK, SETS), tl.float32)
-    for first in range(0, members, BLOCK):
-        part = first + tl.arange(0, BLOCK)[:, None]
-        at, mask = parts_ptr + part * view.sets + s, (part < members) & (s < view.sets)
-        sum2 += tl.load(at + offset, mask=mask, other=0.0, cache_modifier=".cg")
-        if CENTERED:
-            sum1 += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
-    return tl.reshape(tl.sum(sum1, 0), (SETS, 1)), tl.reshape(tl.sum(sum2, 0), (SETS, 1))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from onepass.backends.gpu.family import SharingFamily
 from onepass.core.device import Device
 from onepass.core.problem import NormProblem
 
-from . import schedule, schedule_backward
+from . import schedule
 
 
 class Team(SharingFamily):
@@ -18,13 +18,10 @@ class Team(SharingFamily):
         return schedule.team_unsupported(problem, device)
 
     def cannot_share_backward(self, problem: NormProblem, device: Device) -> list[str]:
-        return schedule_backward.team_backward_unsupported(problem, device)
+        return ["it has no backward"]
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        if direction == BACKWARD:  # not measured yet, so the planner takes it only if `onepass.force` asks for it
-            return float("inf")
         return schedule.team_cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
-        launches = schedule_backward.team_backward_launches if direction == BACKWARD else schedule.team_launches
-        return launches(problem, device, batch_invariant)
+        return () if direction == BACKWARD else schedule.team_launches(problem, device, batch_invariant)

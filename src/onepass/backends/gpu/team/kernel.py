@@ -75,16 +75,16 @@ def team_forward(
             inside = r < end
             if mode.even:
                 inside = tl.full((block.i, 1), True, tl.int1)
-            kept = load(io, x_at + offset(r, mode.int32_offsets) * view.x_r, inside & here, "")
+            kept = load(io, x_at + _offset(r, mode.int32_offsets) * view.x_r, inside & here, "")
             # Parameters do not need the statistics, so they are loaded while x is on its way.
             place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
             gain, term = fold_affine(1.0, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
             DTYPE: tl.constexpr = io.y_ptr.dtype.element_ty
             sums = tl.sum(scaled_down(kept, DTYPE), 0, keep_dims=True)
-            own = scaled_up(sum_sets(sums, s - s0, block) / count, DTYPE)  # the mean (2) of this member's rows
+            own = scaled_up(_sum_sets(sums, s - s0, block) / count, DTYPE)  # the mean (2) of this member's rows
             if norm.centered:
-                kept = tl.where(inside & here, kept - to_columns(own, s - s0, block), 0.0)
-            m2 = sum_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, block)
+                kept = tl.where(inside & here, kept - _to_columns(own, s - s0, block), 0.0)
+            m2 = _sum_sets(tl.sum(kept * kept, 0, keep_dims=True), s - s0, block)
         else:
             own, m2 = _reduce(io, x_at, start, end, view, s - s0, here, norm, block, mode)
         of = s0 + tl.arange(0, block.sets)[:, None]  # the sets of this unit, as [SETS, 1]
@@ -102,13 +102,13 @@ def team_forward(
         rstd = inverse_deviation(var, eps)
         store_statistics(stats, o * view.sets + of, mean, rstd, var, writes)
         if mode.resident:
-            factor = gain * to_columns(rstd, s - s0, block)
+            factor = gain * _to_columns(rstd, s - s0, block)
             if norm.centered and mode.members > 1:  # `kept` has the member's own mean subtracted, not the mean of the set
-                term += to_columns(own - mean, s - s0, block) * factor
-            y_row = y_at + offset(r, mode.int32_offsets) * view.y_r
+                term += _to_columns(own - mean, s - s0, block) * factor
+            y_row = y_at + _offset(r, mode.int32_offsets) * view.y_r
             store(io.y_ptr, y_row, kept * factor + term, inside & here, norm.activation, "")
         else:
-            mean, rstd = to_columns(mean, s - s0, block), to_columns(rstd, s - s0, block)
+            mean, rstd = _to_columns(mean, s - s0, block), _to_columns(rstd, s - s0, block)
             source = io.x_ptr
             if io.residual_ptr is not None:
                 source = io.sum_ptr
@@ -121,18 +121,18 @@ def team_forward(
             for back in tl.range(0, end - start, block.i, num_stages=block.stages):
                 r = last - back + i
                 inside = r < end
-                again = load_x(source, x_at + offset(r, mode.int32_offsets) * view.x_r, inside & here, "")
+                again = load_x(source, x_at + _offset(r, mode.int32_offsets) * view.x_r, inside & here, "")
                 if PARAM_PER_ROW:
                     place = Place(o=o, r=r, s=s, t=t, i_inside=inside, j_inside=here)
                     factor, term = fold_affine(rstd, affine, maps, place, norm, AXIS_R, AXIS_S | AXIS_T)
                 if norm.centered:
                     again -= mean
-                y_row = y_at + offset(r, mode.int32_offsets) * view.y_r
+                y_row = y_at + _offset(r, mode.int32_offsets) * view.y_r
                 store(io.y_ptr, y_row, again * factor + term, inside & here, norm.activation, "")
 
 
 @triton.jit
-def offset(r, INT32: tl.constexpr):
+def _offset(r, INT32: tl.constexpr):
     if INT32:
         return r
     else:
@@ -148,21 +148,21 @@ def _reduce(io, x_at, start, end, view, set_, here, norm: tl.constexpr, block: t
     for r0 in tl.range(start, end, block.i, num_stages=block.stages):
         mask = (r0 + i < end) & here
         k += 1.0
-        x = load(io, x_at + offset(r0 + i, mode.int32_offsets) * view.x_r, mask, "")
+        x = load(io, x_at + _offset(r0 + i, mode.int32_offsets) * view.x_r, mask, "")
         mean, m2 = update(mean, m2, k, x, mask, norm.centered)
     rows = (end - start) * 1.0
     mean, m2 = merge(mean, m2, lanes(start, end, i, block.i), rows, 0, norm.centered)
     if norm.centered:
-        of_set = sum_sets(mean * DOWN, set_, block) / view.run * UP
-        delta = tl.where(here, mean - to_columns(of_set, set_, block), 0.0)
+        of_set = _sum_sets(mean * DOWN, set_, block) / view.run * UP
+        delta = tl.where(here, mean - _to_columns(of_set, set_, block), 0.0)
         mean, m2 = of_set, m2 + delta * delta * rows
     else:
         mean = tl.zeros((block.sets, 1), tl.float32)
-    return mean, sum_sets(m2, set_, block)
+    return mean, _sum_sets(m2, set_, block)
 
 
 @triton.jit
-def sum_sets(sums, set_, block: tl.constexpr):
+def _sum_sets(sums, set_, block: tl.constexpr):
     """Return the sum over the columns of each set, of shape [SETS, 1]."""
     if block.run:
         return tl.sum(tl.reshape(sums, (block.sets, block.run)), 1, keep_dims=True)
@@ -171,7 +171,7 @@ def sum_sets(sums, set_, block: tl.constexpr):
 
 
 @triton.jit
-def to_columns(each, set_, block: tl.constexpr):
+def _to_columns(each, set_, block: tl.constexpr):
     """Repeat the value of each set, of shape [SETS, 1], in all columns of that set. The result has the shape [1, J]."""
     if block.run:
         return tl.reshape(tl.broadcast_to(each, (block.sets, block.run)), (1, block.j))

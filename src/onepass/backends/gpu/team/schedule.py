@@ -75,7 +75,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLa
     """Yield launches with blocks of several widths and teams of several sizes. Rows stay in registers if they fit."""
     most = 1 if device.kind == "cpu" else device.sms  # interpreted programs run one by one
     sizes = sorted({most // teams for teams in range(1, most + 1)})
-    for sets in sets_of_blocks(problem, w):
+    for sets in _sets_of_blocks(problem, w):
         threads, per_thread = (RESIDENT_THREADS, 128) if device.prefetches else (THREADS, 32)  # AMD's compiler spills beyond 32
         more_loads = sets * w.run * problem.dtype.itemsize % 16 or problem.dtype.itemsize > 2  # whose addresses take registers
         if more_loads or "gelu" in problem.spec.activation:  # gelu takes many registers, too
@@ -104,7 +104,7 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[TeamLa
             )
 
 
-def sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
+def _sets_of_blocks(problem: NormProblem, w: Walk) -> set[int]:
     """Return how many sets a block of a candidate may have: one or two numbers for each of four block widths.
 
     One is the largest number with which every block begins at a multiple of 16 bytes. The other is the largest such number

@@ -21,9 +21,8 @@ class WholeSet(SharingFamily):
         return schedule_backward.whole_set_backward_unsupported(problem, device)
 
     def cost(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> float:
-        if direction == BACKWARD:  # not measured yet, so the planner takes it only if `onepass.force` asks for it
-            return float("inf")
-        return schedule.whole_set_cost(problem, device, batch_invariant)
+        cost = schedule_backward.whole_set_backward_cost if direction == BACKWARD else schedule.whole_set_cost
+        return cost(problem, device, batch_invariant)
 
     def schedule(self, problem: NormProblem, device: Device, direction: Direction, batch_invariant: bool) -> Launches:
         launches = schedule_backward.whole_set_backward_launches if direction == BACKWARD else schedule.whole_set_launches

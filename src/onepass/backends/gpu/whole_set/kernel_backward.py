@@ -14,17 +14,17 @@ from onepass.backends.gpu.device.affine import fold_affine
 from onepass.backends.gpu.device.axes import AXIS_T, NO_AXIS
 from onepass.backends.gpu.device.elements import program
 from onepass.backends.gpu.device.gradients import again, gradients, load_both, load_saved, store_cells, store_gradient
-from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, Maps, Place, SetValues, View
-from onepass.backends.gpu.team.exchange import add_members, wait_for_team
+from onepass.backends.gpu.device.groups import Affine, Cells, GradientTensors, Maps, Place, SetValues
+from onepass.backends.gpu.team.exchange import wait_for_team
 from onepass.backends.gpu.team.launch import Exchange
 
-from .launch_backward import WholeSetBackwardSplit
+from .launch_backward import WholeSetBackwardSplit, WholeSetBackwardView
 
 
 @triton.jit
 def whole_set_backward(
-    io: GradientTensors, affine: Affine, exchange: Exchange, values: SetValues, cells: Cells, count, total, view: View, maps: Maps,
-    split: WholeSetBackwardSplit, norm: tl.constexpr, mode: tl.constexpr,
+    io: GradientTensors, affine: Affine, exchange: Exchange, values: SetValues, cells: Cells, count, total, view: WholeSetBackwardView,
+    maps: Maps, split: WholeSetBackwardSplit, norm: tl.constexpr, mode: tl.constexpr,
 ):  # fmt: skip
     """Compute dx and the cells of `total` sets of `count` elements.
 
@@ -71,8 +71,7 @@ def whole_set_backward(
                 tl.store(parts + member * view.sets + s, sum1)
             tl.store(parts + split.offset + member * view.sets + s, sum2)
             wait_for_team(exchange.counters_ptr + team, member, split.members)
-            sum1, sum2 = add_members(parts, s, view, split.members, split.offset, norm.centered, 1, mode.members)
-            sum1, sum2 = tl.sum(sum1), tl.sum(sum2)  # from the shape [1, 1] to scalars
+            sum1, sum2 = _add_members(parts + s, view, split, norm, mode)
         c1, c2 = 0.0, sum2 / count
         if norm.centered:
             c1 = sum1 / count
@@ -92,6 +91,23 @@ def _stretches(step, split, mode: tl.constexpr):
     if mode.full:
         inside = tl.full((mode.block_i, 1), True, tl.int1)
     return stretch, stretch * mode.block_j + tl.arange(0, mode.block_j)[None, :], inside
+
+
+@triton.jit
+def _add_members(parts, view, split, norm: tl.constexpr, mode: tl.constexpr):
+    """Return both sums of a set, from those of all members. `parts` points to the first sum of the first member.
+
+    Without a mean, the first sum is 0.
+    """
+    BLOCK: tl.constexpr = min(mode.members, 32)  # few at a time: see `merge_members` of team/exchange.py
+    sum1, sum2 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, split.members, BLOCK):
+        member = first + tl.arange(0, BLOCK)
+        at, mask = parts + member * view.sets, member < split.members
+        sum2 += tl.load(at + split.offset, mask=mask, other=0.0, cache_modifier=".cg")
+        if norm.centered:
+            sum1 += tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    return tl.sum(sum1), tl.sum(sum2)
 
 
 @triton.jit

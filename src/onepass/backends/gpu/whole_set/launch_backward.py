@@ -14,15 +14,24 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from onepass.backends.gpu.arguments import maps_of, needs_wide_programs, norm_of, offsets_fit_int32, view_of
-from onepass.backends.gpu.launch.fields import Count, Index
+from onepass.backends.gpu.arguments import maps_of, needs_wide_programs, norm_of, offsets_fit_int32
+from onepass.backends.gpu.launch.fields import Count, Index, Stride
 from onepass.backends.gpu.launches import power_of_two
-from onepass.backends.gpu.partials.gradient import BackwardOptions
+from onepass.backends.gpu.partials.gradient import BackwardOptions, SharedSetBackwardLaunch
 from onepass.backends.gpu.partials.parameters import varying_axes
-from onepass.backends.gpu.resident_backward import ResidentBackwardLaunch
 from onepass.backends.gpu.team.launch import Exchange
 from onepass.backends.gpu.walk import by_channel
 from onepass.core.problem import NormProblem
+
+
+class WholeSetBackwardView(NamedTuple):
+    """The number of sets of each o, and the strides of o and s in x and in y."""
+
+    sets: Index
+    x_o: Stride
+    x_s: Stride
+    y_o: Stride
+    y_s: Stride
 
 
 class WholeSetBackwardSplit(NamedTuple):
@@ -46,14 +55,17 @@ class WholeSetBackwardMode(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeSetBackwardLaunch(ResidentBackwardLaunch):
+class WholeSetBackwardLaunch(SharedSetBackwardLaunch):
     """A launch of `whole_set_backward`. Each set belongs to one program, or to a team whose members share its stretches.
+
+    Programs keep x and dy of their stretches in registers.
 
     block_i is the number of stretches that a program takes in one step, and block_j the number of elements of a stretch.
     """
 
     name: ClassVar[str] = "whole_set"
     channel: int  # elements of a channel
+    max_registers: int = 0  # of a thread; 0 means no limit
 
     @property
     def units(self) -> int:
@@ -75,15 +87,13 @@ class WholeSetBackwardLaunch(ResidentBackwardLaunch):
 
     @property
     def elements(self) -> int:
+        """How many elements of x a program has room for."""
         return self.steps * self.block_i * self.block_j
 
     @property
     def full(self) -> bool:
+        """Whether all programs use all of that room, so that no masks are needed."""
         return self.members * self.steps * self.block_i == self.stretches
-
-    @property
-    def sets_of_unit(self) -> int:
-        return 1
 
     def arguments(self, problem: NormProblem, options: BackwardOptions) -> tuple[Any, ...]:
         w = self.walk
@@ -96,7 +106,7 @@ class WholeSetBackwardLaunch(ResidentBackwardLaunch):
             cells,
             float(w.run),
             w.total,
-            view_of(w),
+            WholeSetBackwardView(w.sets, w.x[0], w.x[2], w.y[0], w.y[2]),
             maps_of(by_channel(w)),
             WholeSetBackwardSplit(self.members, self.teams, self.stretches, self.channel // self.block_j, w.total * self.members),
             norm_of(problem, varying_axes(problem, w)),
