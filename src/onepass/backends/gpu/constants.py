@@ -156,7 +156,7 @@ BACK_TILE, BACK_SET, BACK_MEMBER = 0.85, 0.06, 0.008  # for each tile of several
 BACK_COLUMNS = 0.28  # if each column is a set: for each 1024 sums of the members
 BACK_MANY_SUMS = 0.18  # added to BACK_BYTES: registers are full of sums for parameters
 BACK_CELLS = 4.2  # to store and to add up a million cells
-BACK_RING_SCALE = 1.22  # from modelled times to costs
+BACK_SCALE = 1.22  # from modelled times to costs, also of `whole_set`
 
 # `whole_set`, backward. Set by hand, to 26 launches of 16 problems (H200, 2026-11-19): the modelled times are within 11 % of all of them.
 WHOLE_BACK_FIRST = 4.4  # for a launch, with the first load and the last store
@@ -166,6 +166,7 @@ WHOLE_BACK_EXCHANGE = 3.6  # teams: to exchange sums, once
 WHOLE_BACK_STALL = 3.2  # teams: the wait for the loads and for the sums of each further set
 WHOLE_BACK_ALONE = 0.3  # added to it: a multiprocessor has one program, and idles while that waits for its team
 WHOLE_BACK_MEMBER = 0.003  # teams: for each member and each set
+WHOLE_BACK_UNALIGNED = 1.6  # a factor: x is at an odd address. Assumed, not measured
 WHOLE_BACK_REFILL = 0.9  # no teams: the same wait, if one program fits on a multiprocessor
 
 # From modelled times to costs.

@@ -81,7 +81,7 @@ def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) ->
         return 1 / 1e3
     main = ring_backward_launches(problem, device, invariant)[0]
     assert isinstance(main, RingBackwardLaunch)
-    return constants.BACK_RING_SCALE * modelled_time(problem, main, device) + unaligned_cost(problem)
+    return constants.BACK_SCALE * modelled_time(problem, main, device) + unaligned_cost(problem)
 
 
 def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:
