@@ -304,15 +304,7 @@ def _async_load(matrix: Matrix, at: Sequence[int], barrier: Barrier, to: Shared)
 _PLAIN = {"launch": ring_launch, "launch_backward": ring_launch_backward}  # modules that are not device code
 
 _STANDS_FOR = {
-    "gluon": SimpleNamespace(
-        gl=gl,
-        jit=_same,
-        mbarrier=mbarrier,
-        async_load=_async_load,
-        barrier=_nothing,
-        fence_async_shared=_nothing,
-        launch_dependents=_nothing,
-    ),
+    "gluon": SimpleNamespace(gl=gl, jit=_same, mbarrier=mbarrier, async_load=_async_load, barrier=_nothing, fence_async_shared=_nothing),
     "triton": SimpleNamespace(
         jit=_same, constexpr_function=_same, language=tl, knobs=SimpleNamespace(runtime=SimpleNamespace(interpret=True))
     ),

@@ -13,18 +13,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-__all__ = [
-    "GluonASTSource",
-    "TensorDescriptor",
-    "async_load",
-    "barrier",
-    "fence_async_shared",
-    "gl",
-    "jit",
-    "launch_dependents",
-    "mbarrier",
-    "shared_layout",
-]
+__all__ = ["GluonASTSource", "TensorDescriptor", "async_load", "barrier", "fence_async_shared", "gl", "jit", "mbarrier", "shared_layout"]
 
 _tma: Any = tma
 _gl: Any = gl
@@ -32,12 +21,6 @@ _gl: Any = gl
 jit = gluon.jit
 async_load = _tma.async_load if hasattr(tma, "async_load") else _tma.async_copy_global_to_shared
 barrier = _gl.barrier if hasattr(gl, "barrier") else _gl.thread_barrier
-
-
-@jit
-def launch_dependents():
-    """Allow the next kernel to start as soon as multiprocessors are free. It waits for the results of this one itself."""
-    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 def shared_layout(block: tuple[int, int], dtype: torch.dtype) -> Any:

@@ -16,7 +16,7 @@ from .apply_backward import LINES, VALUES, apply
 from .channel import Channel, acquire_to_write
 from .exchange import COMBINE_WARPS, PUBLISH_WARPS
 from .exchange_backward import combine, publish
-from .gluon import async_load, fence_async_shared, gl, jit, launch_dependents, mbarrier
+from .gluon import async_load, fence_async_shared, gl, jit, mbarrier
 from .known import BLOCKS, BLOCKS_OF_UNIT, COLUMNS, ELEMENTS, KNOWN, SET, corner_in_set
 from .launch import RingView
 from .launch_backward import RingBackwardSplit
@@ -31,8 +31,6 @@ def ring_backward(
     split: RingBackwardSplit, norm: gl.constexpr, mode: gl.constexpr,
 ):  # fmt: skip
     """Compute dx and the cells of `total` sets. `norm` is a Norm of device/groups.py, `mode` a RingBackwardMode of launch_backward.py."""
-    if mode.pdl_trigger:
-        launch_dependents()
     MBARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ring = Channel(  # a slot is two blocks: x and dy

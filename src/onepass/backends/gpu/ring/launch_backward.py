@@ -74,7 +74,6 @@ class RingBackwardMode(NamedTuple):
     phases: int
     phased: bool
     from_y: bool  # the forward saved y instead of x, and x_hat is computed from y
-    pdl_trigger: bool  # the next launch may start while this one runs
     stress: None  # no stress test changes this kernel yet: see ring/stress.py
 
 
@@ -164,7 +163,6 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
             1,
             False,
             problem.from_y,
-            self.pdl_trigger,
             None,
         )
 

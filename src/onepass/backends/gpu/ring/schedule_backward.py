@@ -14,7 +14,7 @@ from math import ceil
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import unaligned_cost
-from onepass.backends.gpu.launches import chained, fastest, team_programs
+from onepass.backends.gpu.launches import fastest, team_programs
 from onepass.backends.gpu.partials.parameters import channel_of, maps, parameter_axes, varying_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, walk
@@ -96,7 +96,7 @@ def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) ->
         SET: [("o", w.outer), ("part", main.members), ("s", w.sets)],
         ELEMENTS: [("part", main.teams), ("t", w.folded)],
     }
-    return chained(device, (main, *parameter_sums(problem, axes[main.kind], w, 1, device)))
+    return main, *parameter_sums(problem, axes[main.kind], w, 1, device)
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
