@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -149,7 +150,7 @@ def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchd
         target = torch.empty_like(operands.x)
         watchdog.begin(f"{row.name}: replays of graphs")
         copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs.values())])
-    least = copy.median * row.copies
+    least = copy.median * replace(row, direction=BACKWARD).copies
     lines = [[name, f"{time.median * 1e6:.1f}", f"{least / time.median:.2f}", faults[name]] for name, time in zip(runs, times)]
     return [[row.name, f"{least * 1e6:.1f}", "1", ""], *lines]
 
