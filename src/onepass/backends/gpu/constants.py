@@ -55,7 +55,8 @@ COPY_RATE = {2: 1.4e6, 4: 1.5e6}  # bytes of x per microsecond, by the size of a
 ODD_SPEED = {"row_reread": {2: 1.45, 4: 1.27}, "tile": {2: 0.68}, "tile_reread": {2: 0.37, 4: 0.71}}
 
 # Factors of BANDWIDTH in a backward, where a sweep of 210 problems was far from the model (H200, 2026-11-20).
-BACK_TILE_WALK = 0.7  # `tile`, elements of 16 bits
+BACK_TILE_WALK = 0.65  # `tile`: sets of several columns, elements of 16 bits
+BACK_ROW_IN_TWO = 0.85  # `row`: two programs share a row of more than 8192 elements, with a mean to subtract
 BACK_UNALIGNED = {"row": {4: 0.55}, "row_reread": {2: 0.8, 4: 0.8}, "tile_reread": {2: 0.45, 4: 0.35}, "tile": {2: 0.6}}  # odd address
 BACK_ODD_RUNS = {"row": 0.7, "row_reread": 0.75, "tile": 0.65}  # runs of up to 1024 elements, not all at multiples of 8 bytes
 BACK_REREAD_GELU, BACK_UNALIGNED_GELU = 0.55, 0.35  # `row_reread`: gelu of 16-bit elements; besides, at an odd address
@@ -139,24 +140,26 @@ RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set
 RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
-# `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 265 launches of 44 problems (H200,
-# 2026-11-19). The model chooses launches that are 2 % slower than the best ones, and its mean error is 7 %. SET has only two
-# launches, whose members had whole rows.
-BACK_FIRST = {"columns": 12.4, "blocks": 17.1, "set": 13.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
+# `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 349 launches of 53 problems (H200,
+# 2026-11-20). The model chooses launches that are 1 % slower than the best measured ones, and its mean error is 6 %.
+BACK_FIRST = {"columns": 12.7, "blocks": 17.1, "set": 13.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
 BACK_ALONE = 4.5  # without the exchange, in teams of one member
-BACK_BYTES = {"columns": 1.6, "blocks": 1.1, "set": 1.6, "elements": 1.12}  # to load 16 KB of x and of dy and to store dx, everywhere
-BACK_BLOCK = {"columns": 0.04, "blocks": 0.2, "set": 0.2, "elements": 0.09}  # for each block
-BACK_CROWDED = {"columns": 0.23, "blocks": 0.85, "set": 0.85, "elements": 1.35}  # added to BACK_BYTES if a unit fills two rings; half: none
-BACK_SILU = {"columns": 0.25, "blocks": 0.61, "set": 0.61, "elements": 0.71}  # for 8192 elements
+BACK_BYTES = {"columns": 1.48, "blocks": 1.1, "set": 1.6, "elements": 1.12}  # to load 16 KB of x and of dy and to store dx, everywhere
+BACK_WIDE = 0.16  # added to it: columns, tiles of more than 128 bytes, in which sets have several columns
+BACK_BLOCK = {"columns": 0.09, "blocks": 0.2, "set": 0.2, "elements": 0.09}  # for each block
+BACK_CROWDED = {"columns": 0.36, "blocks": 0.85, "set": 0.85, "elements": 1.35}  # added to BACK_BYTES if a unit fills two rings; half: none
+BACK_SILU = {"columns": 0.43, "blocks": 0.61, "set": 0.61, "elements": 0.71}  # for 8192 elements
 BACK_GELU = {"columns": 3.9, "blocks": 2.8, "set": 2.8, "elements": 2.8}
-BACK_UNIT = {"columns": 0.21, "blocks": 0.17, "set": 0.2, "elements": 0.48}  # for each unit
-BACK_EXCHANGE = 1.7  # SET: the least for each unit, since `combine` takes one after the other. As in the forward, not measured
-BACK_RUN = 0.2  # for each run of a unit
-BACK_TILE, BACK_SET, BACK_MEMBER = 0.85, 0.06, 0.008  # for each tile of several, each set and each member
-BACK_COLUMNS = 0.28  # if each column is a set: for each 1024 sums of the members
+BACK_UNIT = {"columns": 0.18, "blocks": 0.17, "set": 0.2, "elements": 0.48}  # for each unit
+BACK_RUN = 0.1  # for each run of a unit
+BACK_MEMBER_OF_RUN = 0.001  # blocks: for each member, so that the smaller of two equal teams is chosen
+BACK_TILE, BACK_SET, BACK_MEMBER = 0.82, 0.03, 0.007  # for each tile of several, each set and each member
+BACK_MANY_SETS = 1.0  # for each unit, if a tile has more than 8 sets
+BACK_COLUMNS = 0.25  # if each column is a set: for each 1024 sums of the members
 BACK_MANY_SUMS = 0.18  # added to BACK_BYTES: registers are full of sums for parameters
+BACK_EXCHANGE = 1.7  # SET: the least for each unit, since `combine` takes one after the other. As in the forward, not measured
 BACK_CELLS = 4.2  # to store and to add up a million cells
-BACK_SCALE = 1.22  # from modelled times to costs, also of `whole_set`
+BACK_SCALE, BACK_SCALE_ELEMENTS = 1.22, 1.26  # from modelled times to costs; of elements
 
 # `whole_set`, backward. Set by hand, to 26 launches of 16 problems (H200, 2026-11-19): the modelled times are within 11 % of all of them.
 WHOLE_BACK_FIRST = 4.4  # for a launch, with the first load and the last store
@@ -167,6 +170,7 @@ WHOLE_BACK_STALL = 3.2  # teams: the wait for the loads and for the sums of each
 WHOLE_BACK_ALONE = 0.3  # added to it: a multiprocessor has one program, and idles while that waits for its team
 WHOLE_BACK_MEMBER = 0.003  # teams: for each member and each set
 WHOLE_BACK_UNALIGNED = 1.6  # a factor: x is at an odd address. Assumed, not measured
+WHOLE_BACK_SCALE = 1.18  # from modelled times to costs
 WHOLE_BACK_REFILL = 0.9  # no teams: the same wait, if one program fits on a multiprocessor
 
 # From modelled times to costs.

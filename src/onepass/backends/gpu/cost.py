@@ -46,9 +46,9 @@ def traffic_cost(
     used *= _forward_rate(family, problem, device, launches) if forward else _backward_rate(family, problem)
     if batch_invariant:  # then the choice of a family must not depend on the batch size
         return (tensors * reads + 1) / (tensors + 1) / used / 1e3
-    if forward and reads > 1:
+    if reads > 1:
         from_l2 = constants.FROM_L2 if launches[1:] else constants.FROM_L2_AT_ONCE
-        reads -= (reads - 1) * _in_cache(problem, device, launches) * (1.0 - from_l2)
+        reads -= (reads - 1) * _in_cache(problem, device, launches, tensors) * (1.0 - from_l2)
     traffic = (tensors * reads + 1) / (tensors + 1) / used
     many_loads = family == "row" and forward and _short(problem) and not needs_division(problem)  # all loads of a row are under way
     bandwidth = constants.BANDWIDTH * (constants.SPEED.get(family, 1.0) if forward else 1.0)
@@ -99,11 +99,13 @@ def _forward_rate(family: str, problem: NormProblem, device: Device, launches: L
 def _backward_rate(family: str, problem: NormProblem) -> float:
     """Return the rate at which the launches of a backward read x and dy, as a fraction of the usual rate."""
     size, activation, run = problem.dtype.itemsize, problem.spec.activation, walk(problem, cut=True).run
+    row = walk(problem).run
     odd = run * size % 8 > 0 and run <= 1024
     reread = family == "row_reread"
     return product_of(
         (
-            (constants.BACK_TILE_WALK, family == "tile" and size == 2),
+            (constants.BACK_TILE_WALK, family == "tile" and size == 2 and row > 1),
+            (constants.BACK_ROW_IN_TWO, family == "row" and row > 8192 and problem.spec.centered),
             (constants.BACK_UNALIGNED.get(family, {}).get(size, 1.0), not problem.aligned),
             (constants.BACK_ODD_RUNS.get(family, 1.0), odd),
             (constants.BACK_REREAD_GELU, reread and "gelu" in activation and size == 2),
@@ -173,14 +175,14 @@ def unaligned_cost(problem: NormProblem) -> float:
     return constants.COPY_START + prod(problem.shape) * size / constants.COPY_RATE[size]
 
 
-def _in_cache(problem: NormProblem, device: Device, launches: Launches) -> float:
-    """Return which part of x the L2 cache still holds when it is read again.
+def _in_cache(problem: NormProblem, device: Device, launches: Launches, tensors: int) -> float:
+    """Return which part of x, or of x and dy if `tensors` is 2, the L2 cache still holds when it is read again.
 
     A single launch reads each set again at once. Several launches read all sets first.
     """
     w = walk(problem)
     sets = min(w.total, PROGRAMS_AT_ONCE * device.sms) if len(launches) == 1 else w.total
-    return share_in_l2(sets * w.reps * w.run * problem.dtype.itemsize, device)
+    return share_in_l2(tensors * sets * w.reps * w.run * problem.dtype.itemsize, device)
 
 
 def share_in_l2(nbytes: int, device: Device) -> float:

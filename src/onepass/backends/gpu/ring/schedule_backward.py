@@ -81,7 +81,8 @@ def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) ->
         return 1 / 1e3
     main = ring_backward_launches(problem, device, invariant)[0]
     assert isinstance(main, RingBackwardLaunch)
-    return constants.BACK_SCALE * modelled_time(problem, main, device) + unaligned_cost(problem)
+    scale = constants.BACK_SCALE_ELEMENTS if main.kind == ELEMENTS else constants.BACK_SCALE
+    return scale * modelled_time(problem, main, device) + unaligned_cost(problem)
 
 
 def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) -> tuple[Step, ...]:
@@ -249,8 +250,10 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
     elif kind == COLUMNS:
         unit = constants.BACK_SET * launch.sets + constants.BACK_MEMBER * launch.members
         unit += constants.BACK_TILE * launch.tiles if launch.tiles > 1 else 0.0
+        unit += constants.BACK_MANY_SETS if launch.sets_per_block > 8 else 0.0
+        block += constants.BACK_WIDE * size if launch.block_j * problem.dtype.itemsize > 128 else 0.0
     else:
-        unit += constants.BACK_RUN * launch.tiles
+        unit += constants.BACK_RUN * launch.tiles + (constants.BACK_MEMBER_OF_RUN * launch.members if kind == BLOCKS else 0.0)
     if kind == ELEMENTS:
         sums = 2 if problem.spec.centered else 1
         last = constants.BACK_CELLS * sums * launch.teams * w.folded / 1e6

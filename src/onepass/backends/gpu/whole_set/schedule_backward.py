@@ -69,7 +69,7 @@ def whole_set_backward_cost(problem: NormProblem, device: Device, invariant: boo
     if invariant:  # then the choice of a family must not depend on the batch size
         return 1.001 / 1e3  # `ring` is faster where both can run large sets
     time = modelled_time(problem, main, device) * (1.0 if problem.aligned else constants.WHOLE_BACK_UNALIGNED)
-    return constants.BACK_SCALE * time + constants.LAUNCH * sum(launch.needed for launch in sums)
+    return constants.WHOLE_BACK_SCALE * time + constants.LAUNCH * sum(launch.needed for launch in sums)
 
 
 def with_sums(problem: NormProblem, main: WholeSetBackwardLaunch, device: Device) -> tuple[Step, ...]:
