@@ -10,7 +10,7 @@ import torch
 
 import onepass
 from onepass.backends.family import BACKWARD, FORWARD
-from onepass.bench.suite import SUITE, problem_of
+from onepass.bench.suite import BACKWARD_SUITE, SUITE, problem_of
 from onepass.core import norms
 from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.operands import OptionalOperands
@@ -508,6 +508,15 @@ def _can_wait(step):
     assert step.members <= step.programs and step.programs % step.members == 0
     assert step.members == 1 or step.programs <= step.programs_per_sm * H200.sms
     assert step.programs_per_sm * step.warps * 32 * step.max_registers <= 65536
+
+
+@pytest.mark.parametrize("row", [row for row in BACKWARD_SUITE if row.nbytes > 2**24], ids=lambda row: row.name)
+def test_the_backward_of_ring_needs_little_memory(row):
+    backward = pytest.importorskip("onepass.backends.gpu.backward")
+    problem = problem_of(row)
+    chosen = plan(problem, H200, BACKWARD)
+    if chosen.family == "ring":
+        assert 4 * sum(backward.steps_of(problem, chosen.launches, backward.ALL, False).workspace.values()) <= 0.02 * row.nbytes
 
 
 def test_the_backward_of_whole_sets_stores_few_cells():

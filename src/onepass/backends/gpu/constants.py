@@ -152,7 +152,6 @@ BACK_SILU = {"columns": 0.43, "blocks": 0.61, "set": 0.61, "elements": 0.71}  # 
 BACK_GELU = {"columns": 3.9, "blocks": 2.8, "set": 2.8, "elements": 2.8}
 BACK_UNIT = {"columns": 0.18, "blocks": 0.17, "set": 0.2, "elements": 0.48}  # for each unit
 BACK_RUN = 0.1  # for each run of a unit
-BACK_MEMBER_OF_RUN = 0.001  # blocks: for each member, so that the smaller of two equal teams is chosen
 BACK_TILE, BACK_SET, BACK_MEMBER = 0.82, 0.03, 0.007  # for each tile of several, each set and each member
 BACK_MANY_SETS = 1.0  # for each unit, if a tile has more than 8 sets
 BACK_COLUMNS = 0.25  # if each column is a set: for each 1024 sums of the members

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import unaligned_cost
@@ -28,6 +28,8 @@ SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each
 SLOTS_OF_SETS = 16384, 8192, 4096  # the same for SET, which may have few rows
 
 LEAST_SLOTS = 4
+
+MOST_MEMORY, SMALL = 0.02, 2**24  # for sums, as a fraction of x, if x has more than SMALL bytes
 
 OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
 
@@ -72,8 +74,22 @@ def ring_backward_unsupported(problem: NormProblem, device: Device) -> list[str]
 
 @lru_cache(256)  # the planner needs the launches for the cost, and again for the plan
 def ring_backward_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple[Step, ...]:
-    (main,) = fastest(problem, device, invariant, candidates, modelled_time)
+    (main,) = fastest(problem, device, invariant, _light_candidates, modelled_time)
     return with_sums(problem, main, device)
+
+
+def _light_candidates(problem: NormProblem, w: Walk, device: Device) -> list[RingBackwardLaunch]:
+    """Return the candidates that need little memory besides the gradients, or all if there are none."""
+    found = list(candidates(problem, w, device))
+    return [launch for launch in found if not _heavy(problem, launch)] or found
+
+
+def _heavy(problem: NormProblem, launch: RingBackwardLaunch) -> bool:
+    """Return whether cells, and the sums that members exchange, take much memory, for a large x."""
+    w, operands = launch.walk, (problem.weight, problem.bias, problem.scale, problem.shift)
+    size = w.total * (w.folded or w.reps * w.run) * problem.dtype.itemsize
+    cells = prod(size for _, size in _axes(launch)) * sum(operand is not None for operand in operands)
+    return size > SMALL and 4 * (cells + launch.partial_sums) > MOST_MEMORY * size
 
 
 def ring_backward_cost(problem: NormProblem, device: Device, invariant: bool) -> float:
@@ -91,13 +107,19 @@ def with_sums(problem: NormProblem, main: RingBackwardLaunch, device: Device) ->
     if main.kind == BLOCKS:  # a cell is a block, so the maps count blocks
         blocks = max(main.channel_rows // main.block_i, 1)
         w = replace(w, param=replace(w.param, channel_run=blocks), modulation=replace(w.modulation, channel_run=blocks))
+    return main, *parameter_sums(problem, _axes(main), w, 1, device)
+
+
+def _axes(launch: RingBackwardLaunch) -> Sequence[Axis]:
+    """Return the axes of the launch's cells."""
+    w = launch.walk
     axes: dict[str, Sequence[Axis]] = {
-        COLUMNS: [("o", w.outer), ("part", main.members), ("s", w.sets), ("t", w.run)],
-        BLOCKS: [("o", w.outer), ("t", ceil(w.reps / main.block_i))],
-        SET: [("o", w.outer), ("part", main.members), ("s", w.sets)],
-        ELEMENTS: [("part", main.teams), ("t", w.folded)],
+        COLUMNS: [("o", w.outer), ("part", launch.members), ("s", w.sets), ("t", w.run)],
+        BLOCKS: [("o", w.outer), ("t", ceil(w.reps / launch.block_i))],
+        SET: [("o", w.outer), ("part", launch.members), ("s", w.sets)],
+        ELEMENTS: [("part", launch.teams), ("t", w.folded)],
     }
-    return main, *parameter_sums(problem, axes[main.kind], w, 1, device)
+    return axes[launch.kind]
 
 
 def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBackwardLaunch]:
@@ -253,7 +275,7 @@ def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Devi
         unit += constants.BACK_MANY_SETS if launch.sets_per_block > 8 else 0.0
         block += constants.BACK_WIDE * size if launch.block_j * problem.dtype.itemsize > 128 else 0.0
     else:
-        unit += constants.BACK_RUN * launch.tiles + (constants.BACK_MEMBER_OF_RUN * launch.members if kind == BLOCKS else 0.0)
+        unit += constants.BACK_RUN * launch.tiles
     if kind == ELEMENTS:
         sums = 2 if problem.spec.centered else 1
         last = constants.BACK_CELLS * sums * launch.teams * w.folded / 1e6

@@ -28,7 +28,7 @@ LONGEST_ROW = 2 * BLOCK
 
 LEAST_FILLED = 0.7  # with the ends of rows peeled off, this share of a block's elements, or more, must belong to its rows
 
-LEAST_ROWS = 4  # that begin at the same place: with fewer, each has cells of its own, which take longer than loads of single elements
+LEAST_ROWS = 8  # that begin at the same place: with fewer, each has cells of its own, which take longer than loads of single elements
 
 MANY_ROWS = 256  # that begin at the same place: from so many on, a block has several of them
 
