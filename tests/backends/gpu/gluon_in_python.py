@@ -277,6 +277,7 @@ _MATHS = {
     "load": load, "store": store, "float32": DType(torch.float32), "float16": DType(torch.float16), "bfloat16": DType(torch.bfloat16),
     "int32": DType(torch.int32), "int64": DType(torch.int64), "static_assert": _nothing,
     "rsqrt": lambda x: block(torch.as_tensor(x).rsqrt()), "div_rn": lambda a, b: a / b, "exp": torch.exp, "erf": torch.erf,
+    "abs": torch.abs,
     "arange": lambda a, b, layout=None: block(torch.arange(a, b)),
 }  # fmt: skip
 tl = SimpleNamespace(**_MATHS, extra=SimpleNamespace(libdevice=None))

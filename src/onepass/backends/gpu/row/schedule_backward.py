@@ -71,7 +71,7 @@ def row_launches(problem: NormProblem, device: Device, invariant: bool) -> tuple
         # If there are few rows, blocks get fewer rows, so that all multiprocessors have work.
         few = power_of_two(max(w.total // (shape.programs * device.sms), 1))
         shape = shape._replace(block_i=min(shape.block_i, few))
-    shape = shape.on(device, block_bytes(problem, shape.block_i * (min(length, w.run) + remainder)))
+    shape = shape.at(problem).on(device, block_bytes(problem, shape.block_i * (min(length, w.run) + remainder)))
     return across_rows(problem, w, device, shape, remainder)
 
 
@@ -149,7 +149,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
     if peel:
         reduce = LaunchShape(1, min(2048, power_of_two(w.run)), 4, 8, 3)
     apply = LaunchShape(2, min(2048, power_of_two(w.run)), 4, 2, 3)
-    reduced = sums_of_rows(w, device, reduce.on(device, block_bytes(problem, 4096, 4096)), peel, phases)
+    reduced = sums_of_rows(w, device, reduce.at(problem).on(device, block_bytes(problem, 4096, 4096)), peel, phases)
     if w.total < LEAST_ROWS * phases:
         peel, phases = 0, 1
     if peel:  # smaller blocks, so that programs with the ends of runs do not spill
@@ -158,7 +158,7 @@ def row_reread_launches(problem: NormProblem, device: Device, invariant: bool) -
         else:
             apply = LaunchShape(1, 2048, 4, 4, 3) if w.run > 2**17 else LaunchShape(1, min(1024, power_of_two(w.run)), 2, 8, 3)
     between = set_sums([("o", w.outer), ("s", w.sets), ("part", reduced.split.parts_t)], w, device)
-    apply = apply.on(device, block_bytes(problem, 4096))
+    apply = apply.at(problem).on(device, block_bytes(problem, 4096))
     return (reduced, *between, *across_rows(problem, w, device, apply, 2 * peel, resident=False, peel=peel, phases=phases))
 
 
@@ -203,11 +203,11 @@ def parts_of_sets(problem: NormProblem, w: Walk, device: Device, peel: int = 0) 
     """
     nbytes = block_bytes(problem, 2048)
     if problem.given:
-        main = set_parts(w, device, LaunchShape(0, 2048, 4, 8, 3).on(device, nbytes), reduce=True, apply=True, resident=True)
+        main = set_parts(w, device, LaunchShape(0, 2048, 4, 8, 3).at(problem).on(device, nbytes), reduce=True, apply=True, resident=True)
     elif (w.total >= 2 * device.sms or w.reps * w.run <= 2**14) and w.reps * w.run <= 2**16 and not problem.spec.mix:
         main = set_parts(w, device, LaunchShape(0, 4096, 8, 0, 1).on(device, nbytes), reduce=True, apply=True, peel=peel)
     else:
-        main = set_parts(w, device, LaunchShape(0, 2048, 4, 2, 3).on(device, nbytes), reduce=True, peel=peel)
+        main = set_parts(w, device, LaunchShape(0, 2048, 4, 2, 3).at(problem).on(device, nbytes), reduce=True, peel=peel)
     parts_r, parts_t = main.split[:2]
     runs = ("r", w.reps) if AXIS_R & parameter_axes(problem, w) else ("part", parts_r)
     sums = parameter_sums(problem, [("o", w.outer), runs, ("s", w.sets), ("part", parts_t)], w, 1, device)

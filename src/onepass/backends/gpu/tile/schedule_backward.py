@@ -89,14 +89,14 @@ def tile_reread_launches(problem: NormProblem, device: Device, invariant: bool) 
         reduce, apply = LaunchShape(16, 128, 4, 2, 3), LaunchShape(32, 64, 4, 4, 3)
     else:
         reduce, apply = LaunchShape(32, 128, 4, 8 if size >= 2**27 else 2, 3), LaunchShape(32, 128, 8, 8, 3)
-    reduced = column_parts(w, device, reduce.on(device, nbytes), reduce=True, given=problem.given)
+    reduced = column_parts(w, device, reduce.at(problem).on(device, nbytes), reduce=True, given=problem.given)
     axes = [("o", w.outer), ("part", reduced.parts_r), ("s", w.sets), ("t", w.run)]
     if problem.given:
         return reduced, *parameter_sums(problem, axes, w, 1, device)
     between = set_sums(axes, w, device)
     if AXIS_R & parameter_axes(problem, w):
         return (reduced, *between, *across_tiles(problem, w, device, LaunchShape(32, 64, 4, 4, 1).on(device, nbytes)))
-    applied = column_parts(w, device, apply.on(device, nbytes))
+    applied = column_parts(w, device, apply.at(problem).on(device, nbytes))
     return (reduced, *with_joint_sums(between, applied, parameter_sums(problem, axes, w, 1, device)))
 
 
