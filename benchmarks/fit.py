@@ -7,6 +7,9 @@ of some problems, and then changes the constants until the modelled times agree 
 Run it on a GPU with `python -m benchmarks.fit --out results/launches-h200.jsonl`. Without a GPU, `python -m benchmarks.fit
 results/launches-h200.jsonl` fits the constants to that file again. Both print the constants, the error of the model, and how much
 time its choices lose. Constants are not changed in the source: copy those that you want.
+
+With `--direction backward`, it does the same for the backwards of these families, whose models are in schedule_backward.py. The file is
+results/launches-backward-h200.jsonl. Times of a backward include the launches that add up cells, the partial sums of parameters.
 """
 
 from __future__ import annotations
@@ -16,18 +19,23 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
+from onepass.backends.family import BACKWARD, FORWARD
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.ring import schedule as ring
+from onepass.backends.gpu.ring import schedule_backward as ring_backward
+from onepass.backends.gpu.ring.launch_backward import RingBackwardLaunch
 from onepass.backends.gpu.walk import walk
 from onepass.backends.gpu.whole_set import schedule as whole_set
+from onepass.backends.gpu.whole_set import schedule_backward as whole_set_backward
+from onepass.backends.gpu.whole_set.launch_backward import WholeSetBackwardLaunch
 from onepass.bench import record
 from onepass.bench.record import Record
 from onepass.bench.suite import Row, problem_of
@@ -36,8 +44,9 @@ from onepass.core.device import KNOWN_DEVICES, Device, describe
 from onepass.core.problem import NormProblem
 from onepass.verify.cases import Case
 
-from .launch_times import launch_times
-from .precompile import build, finish, new_pool
+from . import named_constants, shared_backward
+from .launch_times import backward_launch_times, launch_times, needs_of
+from .precompile import build, finish, new_pool, sources
 
 HALF, BFLOAT, FULL = torch.float16, torch.bfloat16, torch.float32
 NEAR, FAR = 5, 8  # launches of each problem: those that the model takes for the fastest, and some others
@@ -49,7 +58,8 @@ class Model:
     """The cost model of a family: its schedule.py, and the names of those constants of gpu/constants.py that are fitted."""
 
     schedule: ModuleType
-    constants: tuple[str, ...]
+    constants: tuple[str, ...]  # "BACK_FIRST.columns" is BACK_FIRST["columns"]
+    direction: str = FORWARD
 
     def launches(self, problem: NormProblem, device: Device) -> list[Any]:
         """Return all launches of a problem, in the order of their modelled times."""
@@ -57,10 +67,57 @@ class Model:
         return sorted(found, key=partial(self.time, problem, device))
 
     def values(self) -> dict[str, float]:
-        return {name: getattr(constants, name) for name in self.constants}
+        return {name: named_constants.get(name) for name in self.constants}
 
     def time(self, problem: NormProblem, device: Device, launch: Any) -> float:
         return self.schedule.modelled_time(problem, launch, device)
+
+    def sources(self, row: Row, launches: Sequence[Any], device: Device) -> list[Any]:
+        """Return the kernels that `measure` runs."""
+        from onepass.backends.gpu import forward
+
+        return [kernel.source() for launch in launches for kernel in forward.kernels(problem_of(row), (launch,), False)]
+
+    def measure(self, row: Row, launches: Sequence[Any], device: Device) -> tuple[float, list[float]]:
+        """Return the microseconds of a copy of x, and of each launch."""
+        return launch_times(row, [(launch,) for launch in launches], [name_of(launch) for launch in launches])
+
+
+@dataclass(frozen=True)
+class BackwardModel(Model):
+    """The cost model of a family's backward: its schedule_backward.py. Each launch runs with those that add up its cells."""
+
+    direction: str = BACKWARD
+
+    def time(self, problem: NormProblem, device: Device, launch: Any) -> float:
+        time = super().time(problem, device, launch)
+        if self.schedule is whole_set_backward:  # its model leaves the sums to the cost
+            time += constants.LAUNCH * _sums(problem, launch, device)
+        return time
+
+    def sources(self, row: Row, launches: Sequence[Any], device: Device) -> list[Any]:
+        from onepass.backends.gpu import backward
+
+        problem = problem_of(row)
+        chains = [self.schedule.with_sums(problem, launch, device) for launch in launches]
+        found = [kernel.source() for chain in chains for _, kernel in backward.kernels(problem, chain, needs_of(problem))]
+        found += sources(row, device, None)  # those of the planner
+        return list({repr(source): source for source in found}.values())  # chains have sums in common
+
+    def measure(self, row: Row, launches: Sequence[Any], device: Device) -> tuple[float, list[float]]:
+        chains = [self.schedule.with_sums(problem_of(row), launch, device) for launch in launches]
+        return backward_launch_times(row, chains, [name_of(launch) for launch in launches], device)
+
+
+@lru_cache(4096)  # a fit asks for it again with all constants
+def _sums(problem: NormProblem, launch: Any, device: Device) -> int:
+    """Return how many launches add up the cells of a launch of `whole_set`."""
+    _, *sums = whole_set_backward.with_sums(problem, launch, device)
+    return sum(step.needed for step in sums)
+
+
+def _by_kind(names: str, *kinds: str) -> tuple[str, ...]:
+    return tuple(f"BACK_{name}.{kind}" for kind in kinds for name in names.split())
 
 
 MODELS = {
@@ -85,6 +142,22 @@ MODELS = {
             *("WHOLE_EXCHANGE", "WHOLE_MEMBER", "WHOLE_MEMBER_APART", "WHOLE_STALL", "WHOLE_REFILL"),
         ),
     ),
+    "ring, backward": BackwardModel(  # one model, because kinds of launches have some constants in common
+        ring_backward,
+        (
+            *_by_kind("FIRST BYTES BLOCK CROWDED UNIT", "columns", "blocks", "set", "elements"),
+            *_by_kind("SILU GELU", "columns", "blocks", "elements"),  # a BatchNorm has no activation
+            *("BACK_ALONE", "BACK_WIDE", "BACK_RUN", "BACK_TILE", "BACK_SET", "BACK_MEMBER", "BACK_MANY_SETS", "BACK_COLUMNS"),
+            *("BACK_MANY_SUMS", "BACK_EXCHANGE", "BACK_CELLS"),
+        ),
+    ),
+    "whole_set, backward": BackwardModel(
+        whole_set_backward,
+        (
+            *("WHOLE_BACK_FIRST", "WHOLE_BACK_BANDWIDTH", "WHOLE_BACK_SILU", "WHOLE_BACK_GELU", "WHOLE_BACK_EXCHANGE"),
+            *("WHOLE_BACK_STALL", "WHOLE_BACK_ALONE", "WHOLE_BACK_MEMBER", "WHOLE_BACK_REFILL"),
+        ),
+    ),
 }
 
 
@@ -101,6 +174,20 @@ def _channels_last(*shape: int, function: str = "group_norm", groups: int = 32) 
         return _images(*shape, groups=groups, layout="channels_last")
     return Row(Case(function, shape, "channels_last"), HALF)
 
+
+def _groups(*shape: int, layout: str = "contiguous", dtype: torch.dtype = HALF, activation: str = "silu", groups: int = 32) -> Row:
+    return Row(Case("group_norm", shape, layout, groups=groups, activation=activation), dtype)
+
+
+def _wide_batch(*shape: int, layout: str = "contiguous", dtype: torch.dtype = HALF) -> Row:
+    return Row(Case("batch_norm", shape, layout, wide=True), dtype)
+
+
+def _backwards(*rows: Row) -> tuple[Row, ...]:
+    return tuple(replace(row, direction=BACKWARD) for row in rows)
+
+
+LAST = "channels_last"
 
 PROBLEMS = {
     "ring": (  # sets that are one long run each
@@ -161,11 +248,55 @@ PROBLEMS = {
         *(Row(Case("batch_norm", (64, 1024, 14, 14)), FULL), Row(Case("batch_norm", (32, 280, 21, 20)), FULL)),
         *(_rows(126, 32000, dtype=FULL), _rows(512, 8192, function="rms_norm"), _images(8, 640, 16, 16)),
     ),
+    "ring, backward": _backwards(
+        # columns
+        *(_groups(*shape, layout=LAST) for shape in ((8, 512, 256, 256), (8, 256, 128, 128), (2, 256, 128, 128), (16, 320, 64, 64))),
+        *(_groups(*shape, layout=LAST) for shape in ((4, 320, 128, 128), (2, 320, 64, 64), (8, 640, 64, 64), (4, 960, 64, 64))),
+        *(_groups(*shape, layout=LAST) for shape in ((16, 1280, 32, 32), (2, 1280, 64, 64), (8, 1280, 16, 16), (8, 1920, 32, 32))),
+        *(_groups(*shape, layout=LAST, activation="") for shape in ((2, 512, 256, 256), (4, 960, 64, 64))),
+        *(_groups(*shape, layout=LAST, dtype=BFLOAT) for shape in ((8, 256, 128, 128), (4, 320, 128, 128))),
+        _groups(4, 512, 64, 64, layout=LAST, dtype=FULL, activation=""),
+        _groups(2, 96, 200, 200, layout=LAST, dtype=BFLOAT, activation="gelu", groups=8),
+        _groups(6, 64, 150, 150, layout=LAST, groups=2),
+        Row(Case("instance_norm", (64, 256, 56, 56), LAST), HALF),
+        Row(Case("instance_norm", (16, 128, 112, 112), LAST), BFLOAT),
+        Row(Case("instance_norm", (8, 64, 100, 100), LAST), FULL),
+        *(_wide_batch(*shape, layout=LAST) for shape in ((16, 64, 56, 56), (32, 64, 56, 56), (64, 256, 28, 28))),
+        _wide_batch(32, 256, 28, 28, layout=LAST, dtype=BFLOAT),
+        # blocks
+        *(
+            _groups(*shape)
+            for shape in ((8, 512, 256, 256), (1, 128, 1024, 1024), (2, 256, 128, 128), (16, 320, 64, 64), (64, 512, 64, 64))
+        ),
+        *(_groups(2, 512, 256, 256, activation=""), _groups(4, 512, 128, 128, dtype=FULL, activation="")),
+        *(_groups(8, 256, 128, 128, dtype=BFLOAT), _groups(4, 640, 64, 64, dtype=BFLOAT), _groups(8, 960, 64, 64, activation="gelu")),
+        *(Row(Case("instance_norm", (4, 32, 256, 256)), HALF), Row(Case("instance_norm", (16, 64, 320, 320)), BFLOAT)),
+        # set
+        *(_wide_batch(256, 512, 28, 28), _wide_batch(64, 64, 112, 112), _wide_batch(32, 128, 56, 56), _wide_batch(16, 64, 112, 112)),
+        *(_wide_batch(128, 64, 32, 32), _wide_batch(8, 256, 56, 56), _wide_batch(32, 128, 56, 56, dtype=BFLOAT)),
+        Row(Case("batch_norm", (64, 256, 56, 56)), FULL),
+        # elements
+        *(_rows(4096, 32768), _rows(8192, 16384, dtype=HALF), _rows(128, 262144), _rows(1000, 32768, dtype=FULL), _rows(20, 1000000)),
+        *(Row(Case("rms_norm", shape), BFLOAT) for shape in ((1024, 131072), (4096, 16384), (64, 50176))),
+        Row(Case("rms_norm", (3000, 20480)), FULL),
+        Row(Case("layer_norm", (300, 65536), activation="silu"), BFLOAT),
+        Row(Case("layer_norm", (2000, 24576), activation="gelu"), BFLOAT),
+    ),
+    "whole_set, backward": _backwards(
+        *(_groups(*shape) for shape in ((2, 320, 64, 64), (8, 1280, 16, 16), (16, 320, 64, 64), (8, 512, 256, 256), (2, 256, 128, 128))),
+        *(_groups(2, 640, 40, 40, dtype=FULL), _groups(4, 640, 64, 64, dtype=BFLOAT), _groups(8, 256, 128, 128, dtype=BFLOAT)),
+        *(_groups(64, 512, 64, 64), _groups(2, 512, 256, 256, activation=""), _groups(8, 960, 64, 64, activation="gelu")),
+        *(_groups(4, 512, 128, 128, dtype=FULL, activation=""), _groups(2, 64, 160, 160, activation="", groups=1)),
+        *(Row(Case("instance_norm", shape), HALF) for shape in ((8, 64, 56, 56), (4, 32, 256, 256))),
+        Row(Case("instance_norm", (16, 64, 320, 320)), BFLOAT),
+    ),
 }
 
 
 def name_of(launch: Any) -> str:
     """Return the numbers of a launch that tell it from the others of its problem."""
+    if isinstance(launch, RingBackwardLaunch | WholeSetBackwardLaunch):
+        return shared_backward.name_of(launch)
     values = {field.name: getattr(launch, field.name) for field in fields(launch) if field.name not in ("walk", "programs")}
     return " ".join(f"{name}={value}" for name, value in values.items())
 
@@ -184,11 +315,12 @@ def picked_launches(family: str, row: Row, device: Device) -> list[Any]:
 
 
 def _build(family: str, row: Row, number: int, device: Device, target: Any) -> None:
-    """In another process: compile the kernel of one launch."""
-    from onepass.backends.gpu import forward
+    """In another process: compile one kernel."""
+    build(_sources(family, row, device)[number], target)
 
-    for kernel in forward.kernels(problem_of(row), (picked_launches(family, row, device)[number],), False):
-        build(kernel.source(), target)
+
+def _sources(family: str, row: Row, device: Device) -> list[Any]:
+    return MODELS[family].sources(row, picked_launches(family, row, device), device)
 
 
 def compile_ahead(rows: Sequence[tuple[str, Row]], device: Device, workers: int) -> str:
@@ -197,14 +329,14 @@ def compile_ahead(rows: Sequence[tuple[str, Row]], device: Device, workers: int)
 
     driver: Any = triton.runtime.driver.active
     pool, target = new_pool(workers), driver.get_current_target()
-    jobs = [(family, row, number) for family, row in rows for number in range(len(picked_launches(family, row, device)))]
+    jobs = [(family, row, number) for family, row in rows for number in range(len(_sources(family, row, device)))]
     return finish(pool, [pool.submit(_build, *job, device, target) for job in jobs], 300)
 
 
 def measure(family: str, row: Row, device: Device) -> list[Record]:
     """Measure launches of one problem."""
     picked = picked_launches(family, row, device)
-    copy, times = launch_times(row, [(launch,) for launch in picked], [name_of(launch) for launch in picked])
+    copy, times = MODELS[family].measure(row, picked, device)
     common = {"row": f"{family} {row.name}", "family": family, "copy_us": round(copy, 2), **record.origin("cuda")}
     return [common | {"provider": name_of(launch), "us": round(time, 2)} for launch, time in zip(picked, times)]
 
@@ -245,11 +377,16 @@ def error_of(model: Model, points: Sequence[Point], device: Device) -> float:
 def using(model: Model, values: dict[str, float]) -> Iterator[None]:
     """Give a model these constants in a block."""
     before = model.values()
-    constants.__dict__.update(values)
     try:
+        _put(values)
         yield
     finally:
-        constants.__dict__.update(before)
+        _put(before)
+
+
+def _put(values: dict[str, float]) -> None:
+    for name, value in values.items():
+        named_constants.put(name, value)
 
 
 def fit(model: Model, points: Sequence[Point], device: Device) -> dict[str, float]:
@@ -307,9 +444,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="merge what is measured into this file, one JSON object per line")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile all kernels first, without the GPU (0)")
     parser.add_argument("--gpu", choices=KNOWN_DEVICES, default="h200", help="the GPU of the file that is fitted (h200)")
+    parser.add_argument("--direction", choices=(FORWARD, BACKWARD), default=FORWARD, help="which models to fit (forward)")
     parser.add_argument("--family", choices=MODELS, action="append", help="only this family; may be given twice")
     args = parser.parse_args(argv)
-    families, failed = args.family or list(MODELS), 0
+    families = args.family or [family for family, model in MODELS.items() if model.direction == args.direction]
+    failed = 0
     if args.results:
         device, known = KNOWN_DEVICES[args.gpu], record.read(args.results)
     elif torch.cuda.is_available():

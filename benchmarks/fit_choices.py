@@ -14,10 +14,9 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from onepass.backends.family import FORWARD
-from onepass.backends.gpu import constants
 from onepass.bench import record
 from onepass.bench.providers import OURS
 from onepass.bench.record import Record
@@ -26,6 +25,7 @@ from onepass.core.device import KNOWN_DEVICES, Device
 from onepass.core.problem import NormProblem
 from onepass.planning.registry import family_named
 
+from .named_constants import get, put
 from .sweep import PEERS
 from .sweep_problems import draw
 
@@ -121,10 +121,10 @@ def regrets(measured: Sequence[Measured], device: Device) -> list[float]:
 def fit(measured: Sequence[Measured], device: Device, rounds: int = 2) -> dict[str, float]:
     """Return new values of those factors that make the choices better. The constants stay as they are."""
     costs = [costs_of(problem, device, times) for _, problem, times in measured]
-    before = {name: _get(name) for name in FACTORS}
+    before = {name: get(name) for name in FACTORS}
 
     def loss_with(name: str, value: float) -> float:
-        _set(name, value)
+        put(name, value)
         for (_, problem, times), found in zip(measured, costs):
             found.update(costs_of(problem, device, [family for family in FACTORS[name] if family in times]))
         return loss([regret(times, found) for (_, _, times), found in zip(measured, costs)])
@@ -132,38 +132,15 @@ def fit(measured: Sequence[Measured], device: Device, rounds: int = 2) -> dict[s
     try:
         names = [name for _ in range(rounds) for name in FACTORS]
         for name in progress(names, len(names), str, log=True):
-            now = _get(name)
+            now = get(name)
             least = loss_with(name, now) - LEAST_GAIN
             tried = {now * step: loss_with(name, now * step) for step in STEPS}
             best = min(tried, key=lambda value: tried[value])
             loss_with(name, best if tried[best] < least else now)
-        return {name: _get(name) for name in FACTORS if _get(name) != before[name]}
+        return {name: get(name) for name in FACTORS if get(name) != before[name]}
     finally:
         for name, value in before.items():
-            _set(name, value)
-
-
-def _holder(name: str) -> tuple[Any, Any]:
-    """Return the dictionary that holds a factor, and its key."""
-    holder, *keys = name.split(".")
-    found: Any = vars(constants)
-    for key in (holder, *keys[:-1]) if keys else ():
-        found = found[_key(key)]
-    return found, _key(keys[-1] if keys else holder)
-
-
-def _key(text: str) -> Any:
-    return int(text) if text.isdigit() else text
-
-
-def _get(name: str) -> float:
-    holder, key = _holder(name)
-    return holder[key]
-
-
-def _set(name: str, value: float) -> None:
-    holder, key = _holder(name)
-    holder[key] = value
+            put(name, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -182,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(found)} problems: regret ≤ 1.05 on {sum(r <= 1.05 for r in found)}, > 1.20 on {sum(r > 1.2 for r in found)}")
     changed = fit(measured, device, args.rounds) if args.rounds else {}
     if changed:
-        print(table([["factor", "now", "better"], *([name, f"{_get(name):.4g}", f"{value:.4g}"] for name, value in changed.items())]))
+        print(table([["factor", "now", "better"], *([name, f"{get(name):.4g}", f"{value:.4g}"] for name, value in changed.items())]))
     return 0
 
 

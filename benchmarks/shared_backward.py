@@ -33,14 +33,13 @@ from onepass.bench import timing
 from onepass.bench.suite import Row, problem_of
 from onepass.bench.terminal import progress, table
 from onepass.core.device import KNOWN_DEVICES, Device, describe
-from onepass.core.operands import NO_OPTIONAL, Gradients, Needs, SavedTensors
+from onepass.core.operands import Gradients
 from onepass.core.problem import NormProblem
 from onepass.planning.choose import plan
-from onepass.verify import tensors
 from onepass.verify.cases import Case
 
 from .background import bits
-from .launch_times import CLOSE
+from .launch_times import CLOSE, backward_runs, distance, needs_of, times_of
 from .sweep import KNOWN_GPUS
 from .watchdog import Watchdog
 
@@ -114,10 +113,6 @@ def compile_all(rows: Sequence[tuple[str, Row]], each: int) -> int:
     return len(sources)
 
 
-def needs_of(problem: NormProblem) -> Needs:
-    return Needs(True, problem.weight is not None, problem.bias is not None)
-
-
 def name_of(launch: Launch) -> str:
     if not isinstance(launch, RingBackwardLaunch):
         return f"{launch.name}, {launch.shape}, {launch.warps} warps, {launch.programs} programs"
@@ -127,32 +122,24 @@ def name_of(launch: Launch) -> str:
 
 def measure(kind: str, row: Row, device: Device, repeats: int, each: int, watchdog: Watchdog) -> list[list[str]]:
     """Run the planner's backward and all launches of a row. Return a line for each, with its time and its faults."""
-    from onepass.backends.gpu import backward, forward
+    from onepass.backends.gpu import forward
 
-    problem, case = problem_of(row), row.case
+    problem = problem_of(row)
     watchdog.begin(row.name)
+    planned = plan(problem, device, BACKWARD)
+    choices = {f"planned: {planned.family}": planned.launches}
+    choices |= {name_of(launch): all_of for launch, all_of in launches_of(problem, kind, device, each)}
     with torch.no_grad(), timing.capturable_stream("cuda"):
-        operands = tensors.make(case, row.dtype, "cuda", on_device=True)
-        dy = tensors.make_dy(operands, on_device=True)
-        run = forward.forward(problem, plan(problem, device).launches)
-        result = run(operands.x, operands.weight, operands.bias, None, None, NO_OPTIONAL)
-        saved = SavedTensors(operands.x, operands.weight, operands.bias, result.mean, result.rstd)
-        needs = needs_of(problem)
-        planned = plan(problem, device, BACKWARD)
-        choices = {f"planned: {planned.family}": planned.launches}
-        choices |= {name_of(launch): all_of for launch, all_of in launches_of(problem, kind, device, each)}
-        runs = {name: partial(backward.backward(problem, launches), dy, None, saved, needs) for name, launches in choices.items()}
-        expected = next(iter(runs.values()))()
-        faults = {}
-        for name, run in runs.items():
+        x, runs = backward_runs(row, list(choices.values()), device)
+        expected, faults = runs[0](), dict[str, str]()
+        for name, run in zip(choices, runs):
             watchdog.begin(f"{row.name} by {name}")
             faults[name] = _faults(run, expected, repeats, forward.COUNTERS[FLIP if kind == WHOLE_SET else RESET].eager)
-        target = torch.empty_like(operands.x)
         watchdog.begin(f"{row.name}: replays of graphs")
-        copy, *times = timing.device_times([partial(target.copy_, operands.x), *(timing.capture(run)[0] for run in runs.values())])
-    least = copy.median * replace(row, direction=BACKWARD).copies
-    lines = [[name, f"{time.median * 1e6:.1f}", f"{least / time.median:.2f}", faults[name]] for name, time in zip(runs, times)]
-    return [[row.name, f"{least * 1e6:.1f}", "1", ""], *lines]
+        copy, times = times_of(x, runs, 20)
+    least = copy * replace(row, direction=BACKWARD).copies
+    lines = [[name, f"{time:.1f}", f"{least / time:.2f}", faults[name]] for name, time in zip(choices, times)]
+    return [[row.name, f"{least:.1f}", "1", ""], *lines]
 
 
 class Counters:
@@ -200,13 +187,9 @@ def _faults(run: partial[Gradients], expected: Gradients, repeats: int, counters
         for counter in counters:
             dirty += int((counter & SIGN).any())
             counter.zero_()
-    off = max(_distance(a, b) for a, b in zip(first, expected) if a is not None and b is not None)
+    off = distance(first, expected)
     words = [f"{other} of {repeats} runs with other bits"] * (other > 0) + [f"{dirty} with counters that are not 0"] * (dirty > 0)
     return "; ".join(words + [f"off by {off:.3g}"] * (not off < CLOSE))
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    return ((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import fit_choices
+from benchmarks import fit_choices, named_constants
 from benchmarks.fit_choices import Measured
 from benchmarks.sweep_problems import draw
 from onepass.backends.gpu import constants
@@ -34,15 +34,15 @@ def test_a_planted_error_is_found(measured, monkeypatch):
     assert before == constants.SPEED
     assert changed["SPEED.row"] > before["row"]
     for name, value in changed.items():
-        holder, key = fit_choices._holder(name)
+        holder, key = named_constants.holder(name)
         monkeypatch.setitem(holder, key, value)
     assert fit_choices.loss(fit_choices.regrets(measured, H200)) < 0.3 * fit_choices.loss(wrong)
 
 
 def test_every_factor_is_a_constant():
     for name, families in fit_choices.FACTORS.items():
-        assert fit_choices._get(name) > 0 and families
-    assert fit_choices._holder("ODD_SPEED.tile.2") == (constants.ODD_SPEED["tile"], 2)
+        assert named_constants.get(name) > 0 and families
+    assert named_constants.holder("ODD_SPEED.tile.2") == (constants.ODD_SPEED["tile"], 2)
 
 
 def test_overlapping_spreads_are_no_regret():

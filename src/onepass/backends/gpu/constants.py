@@ -141,7 +141,8 @@ RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
 # `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 349 launches of 53 problems (H200,
-# 2026-11-20). The model chooses launches that are 1 % slower than the best measured ones, and its mean error is 6 %.
+# 2026-11-20). The model chooses launches that are 1 % slower than the best measured ones, and its mean error is 6 %. `python -m
+# benchmarks.fit --direction backward results/launches-backward-h200.jsonl` fits most of them again.
 BACK_FIRST = {"columns": 12.7, "blocks": 17.1, "set": 13.0, "elements": 11.5}  # what the first unit adds, and the sums of cells
 BACK_ALONE = 4.5  # without the exchange, in teams of one member
 BACK_BYTES = {"columns": 1.48, "blocks": 1.1, "set": 1.6, "elements": 1.12}  # to load 16 KB of x and of dy and to store dx, everywhere
