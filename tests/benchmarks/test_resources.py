@@ -12,6 +12,9 @@ import pytest
 COMMITTED = Path(__file__).parents[2] / "results" / "resources.jsonl"
 WHAT = ("target", "kernel", "row")
 SLACK = 8  # registers
+# Bytes that the backward of `ring` may spill with some versions of Triton. Its groups of warps begin in a loop that has 24 registers.
+# Values that all groups need and that do not fit there are stored once, and loaded once by each group: outside all other loops.
+SPILLED_ONCE = 16
 ADVICE = "run `python -m benchmarks.resources` and look at the difference"
 
 
@@ -30,7 +33,8 @@ def _differences(here: list[dict], committed: list[dict]) -> list[str]:
     found += ["the kernels are in another order"] if not found and names[0] != names[1] else []
     known = {tuple(line[key] for key in WHAT): line for line in committed}
     for name, line in zip(names[0], here):
-        found += [f"{name} spills {line['spilled']}"] if line["spilled"] else []
+        ring_backward = line["kernel"].startswith("ring") and line["row"].endswith("backward")
+        found += [f"{name} spills {line['spilled']}"] if line["spilled"] > (SPILLED_ONCE if ring_backward else 0) else []
         if name in known:
             now, before = line["registers"], known[name]["registers"]
             wrong = abs(now - before) > SLACK if same_version else now > 1.25 * before + SLACK

@@ -24,7 +24,8 @@ def test_the_family_can_run_its_problems(family):
 def test_backwards_run_all_families_and_kinds_of_launches():
     device = KNOWN_DEVICES["h200"]
     jobs = sanitize.jobs(BACKWARD, device)
-    assert {family for family, *_ in jobs} == set(sanitize.PROBLEMS) and sanitize.jobs(FORWARD, device)[0][0] == "row"
+    assert {family for family, *_ in jobs} == {*sanitize.PROBLEMS} - {"team"}  # which has no backward
+    assert sanitize.jobs(FORWARD, device)[0][0] == "row"
     assert {(case, dtype) for _, case, dtype in jobs} >= {*sanitize.BACKWARDS, *sanitize.PROBLEMS["ring"]}
     plans = [plan(problem_of(Row(case, dtype)), device, BACKWARD, Options(family)) for family, case, dtype in jobs]
     launches = [launch for found in plans for launch in found.launches]

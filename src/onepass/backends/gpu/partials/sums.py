@@ -119,6 +119,9 @@ class SumsLaunch(ChainedLaunch):
         return Kernel(add_up, self.arguments(problem, options.needs), self.programs, self.warps, pdl=self.pdl_wait)
 
 
+MOST_JOINT_WARPS = 8  # with 16, the code for both launches spills on an A100
+
+
 class SecondSumPointers(NamedTuple):
     """The operands of the second launch of a JointSums."""
 
@@ -175,6 +178,7 @@ def with_joint_sums(sets: Sequence[SumsLaunch], apply: BackwardLaunch, parameter
         return (*sets, apply, *parameters)
     both = sets[0], parameters[0]
     warps, block_i, block_j = (max(getattr(launch, name) for launch in both) for name in ("warps", "block_i", "block_j"))
+    warps = min(warps, MOST_JOINT_WARPS)
     joint = JointSums(both=both, programs=sum(launch.programs for launch in both), warps=warps, block_i=block_i, block_j=block_j)
     return (joint, apply, *parameters[1:])
 
