@@ -46,7 +46,7 @@ PROBLEMS = [
     (Case("batch_norm", (100, 5, 28, 28)), HALF),  # each unit is a set
     (Case("batch_norm", (70, 5, 20, 22), affine="weight", activation="silu"), BFLOAT),
     (Case("batch_norm", (90, 3, 20, 24)), FULL),
-    (Case("batch_norm", (8, 4, 56, 56)), BFLOAT),  # many blocks side by side, the last of which is not full, and few rows
+    (Case("batch_norm", (8, 4, 56, 56)), BFLOAT),  # few rows, and many blocks side by side; the last block is not full
     (Case("batch_norm", (8, 6, 40, 48), save="y"), FULL),
     (Case("batch_norm", (20, 7, 28, 28), activation="relu"), HALF),
     (Case("batch_norm", (16, 3, 64, 64)), FULL),  # all blocks are full

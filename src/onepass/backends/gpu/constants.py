@@ -140,7 +140,7 @@ RUN_COMBINE, RUN_COMBINE_MEMBER = 0.67, 0.001  # to combine the moments of a set
 RUN_EXCHANGE = 1.2  # how long the exchange delays the blocks of a unit
 RUN_FIRST, RUN_FIRST_DIRECT = 12.0, 10.5  # what the first unit adds, before anything overlaps; in teams of one member
 
-# `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 349 launches of 53 problems (H200,
+# `ring`, backward, by the kinds of launches (ring/launch_backward.py). Fitted by least squares to 337 launches of 56 problems (H200,
 # 2026-11-20). The model chooses launches that are 1 % slower than the best measured ones, and its mean error is 6 %. `python -m
 # benchmarks.fit --direction backward results/launches-backward-h200.jsonl` fits most of them again.
 BACK_FIRST = {"columns": 12.7, "blocks": 17.1, "set": 13.0, "elements": 11.5}  # what the first unit adds, and the sums of cells

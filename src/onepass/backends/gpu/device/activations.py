@@ -52,7 +52,7 @@ def activate_back(dy, z, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def gelu_slope(z):
-    """Return the derivative of gelu, Φ(z) + z·φ(z), with half the instructions of `erf` and `exp`.
+    """Return the derivative of gelu, Φ(z) + z·φ(z). With `erf`, a backward has a quarter more instructions.
 
     Φ(-|z|) = exp(-z²/2)·q, where q is a polynomial in t = 1/(1 + 0.28·|z|). Its relative error is 1.7·10⁻⁷, found by least squares.
     """

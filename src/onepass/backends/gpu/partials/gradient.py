@@ -23,6 +23,8 @@ from .parameters import Segments
 
 PARAMETERS = ("weight", "bias", "scale", "shift")
 
+MOST_MEMORY, SMALL = 0.02, 2**24  # what sums may take besides the gradients, as a fraction of x, if x has more than SMALL bytes
+
 
 class BackwardOptions(NamedTuple):
     """What one launch of a backward has to compute."""

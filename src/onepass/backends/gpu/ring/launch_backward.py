@@ -82,6 +82,9 @@ class RingBackwardLaunch(SharedSetBackwardLaunch):
     """A launch of `ring_backward`. The members of a team take the blocks of a tile in turn. x and dy are read once."""
 
     name: ClassVar[str] = "ring"
+    resident: bool = True
+    reduce: bool = True
+    apply: bool = True
     kind: str
     spans: int  # units for each o
     tiles: int  # tiles of a unit

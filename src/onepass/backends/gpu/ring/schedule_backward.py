@@ -15,6 +15,7 @@ from math import ceil, prod
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.cost import unaligned_cost
 from onepass.backends.gpu.launches import fastest, team_programs
+from onepass.backends.gpu.partials.gradient import MOST_MEMORY, SMALL
 from onepass.backends.gpu.partials.parameters import channel_of, maps, parameter_axes, varying_axes
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Axis, Step, parameter_sums
 from onepass.backends.gpu.walk import AXIS_O, AXIS_R, AXIS_T, Walk, walk
@@ -28,8 +29,6 @@ SLOTS = 16384, 8192  # bytes of a block: there is one of x and one of dy in each
 SLOTS_OF_SETS = 16384, 8192, 4096  # the same for SET, which may have few rows
 
 LEAST_SLOTS = 4
-
-MOST_MEMORY, SMALL = 0.02, 2**24  # for sums, as a fraction of x, if x has more than SMALL bytes
 
 OUTERS = 1, 2, 4, 8  # values of o in a unit of long runs: one exchange serves them all
 
@@ -148,9 +147,6 @@ def candidates(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBa
                     warps=WARPS,
                     block_i=block_i,
                     block_j=block_j,
-                    resident=True,
-                    reduce=True,
-                    apply=True,
                     kind=COLUMNS,
                     members=members,
                     spans=spans,
@@ -195,9 +191,6 @@ def _of_sets(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
                     warps=WARPS,
                     block_i=block_i,
                     block_j=block_j,
-                    resident=True,
-                    reduce=True,
-                    apply=True,
                     kind=SET,
                     members=members,
                     spans=w.sets,
@@ -237,9 +230,6 @@ def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
                 warps=WARPS,
                 block_i=block_i,
                 block_j=w.run,
-                resident=True,
-                reduce=True,
-                apply=True,
                 kind=ELEMENTS if elements else BLOCKS,
                 members=members,
                 spans=1,
@@ -252,7 +242,7 @@ def _of_runs(problem: NormProblem, w: Walk, device: Device) -> Iterator[RingBack
 
 
 def modelled_time(problem: NormProblem, launch: RingBackwardLaunch, device: Device) -> float:
-    """Return the modelled time of a launch, with that of the launches that add up its cells, in microseconds.
+    """Return the modelled time of a launch in microseconds. It includes the time to add up the launch's cells.
 
     A team works on one unit after the other. A unit takes the time for its blocks, and some more for its sums.
     """

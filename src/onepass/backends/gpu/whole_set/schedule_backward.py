@@ -13,6 +13,7 @@ from math import ceil
 
 from onepass.backends.gpu import constants
 from onepass.backends.gpu.launches import VECTOR_BYTES, chained, fastest, team_programs
+from onepass.backends.gpu.partials.gradient import MOST_MEMORY, SMALL
 from onepass.backends.gpu.partials.parameters import channel_of, maps
 from onepass.backends.gpu.partials.sums import TOO_MANY_AXES, Step, parameter_sums
 from onepass.backends.gpu.walk import Walk, walk
@@ -30,8 +31,6 @@ PER_THREAD = 40  # the most elements of x that a thread keeps, with as many of d
 
 # Of a multiprocessor; of a thread, besides those for x and dy; and more of a thread, for masks, and for gelu.
 REGISTERS, OTHER_REGISTERS, MORE_REGISTERS = 65536, 80, 24
-
-MOST_CELLS, SMALL = 0.02, 2**24  # the memory for cells, as a fraction of x, if x has more than SMALL bytes
 
 
 def whole_set_backward_unsupported(problem: NormProblem, device: Device) -> list[str]:
@@ -124,7 +123,7 @@ def _at_work(launch: WholeSetBackwardLaunch, device: Device) -> WholeSetBackward
 def _many_cells(problem: NormProblem, launch: WholeSetBackwardLaunch, invariant: bool) -> bool:
     """Return whether cells take much memory, for a large x. With `invariant`, every x counts as large."""
     size, elements = problem.dtype.itemsize, launch.walk.total * launch.walk.run
-    many = any(maps(problem, launch.walk)) and MOST_CELLS * launch.block_j * size < 8
+    many = any(maps(problem, launch.walk)) and MOST_MEMORY * launch.block_j * size < 8
     return many and (invariant or elements * size > SMALL)
 
 
